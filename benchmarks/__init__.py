@@ -1,0 +1,1 @@
+"""Benchmarks of the engine and the training of its small checkpoint."""

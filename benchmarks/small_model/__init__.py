@@ -1,0 +1,1 @@
+"""The small checkpoint: its data, training and evaluation."""

@@ -1,0 +1,82 @@
+"""Accuracy and tokens per step of a checkpoint on held-out problems: python -m benchmarks.small_model.evaluate
+
+Word problems count as right when the number after `####` is the gold one; functions when all their tests pass (pass@1).
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.small_model import functions, word_problems
+from benchmarks.small_model.scoring import extract_answer, pass_all
+from fdllm_jax import LLM, Result, Settings
+
+METHODS = {"llada": {}, "threshold": {"threshold": 0.9}}
+
+
+def main() -> None:
+    """Evaluate, write the results file, and print it as a table."""
+    p = argparse.ArgumentParser(prog="python -m benchmarks.small_model.evaluate", description=__doc__)
+    p.add_argument("--model", help="checkpoint directory (default: the one that ships)")
+    p.add_argument("--problems", type=int, default=2000)
+    p.add_argument("--functions", type=int, default=500)
+    p.add_argument("--gen-length", type=int, default=160)
+    p.add_argument("--block-length", type=int, default=16)
+    p.add_argument("--slots", type=int, default=32)
+    p.add_argument("--dtype", default="auto")
+    p.add_argument("--kernels", default="auto")
+    p.add_argument("--output", type=Path, default=report.RESULTS / "small_model.json")
+    p.add_argument("--samples", type=Path, help="also write every prompt and text, as JSON lines")
+    options = p.parse_args()
+
+    llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
+    tasks = {"word_problems": options.problems, "functions": options.functions}
+    rows: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
+    for task, count in tasks.items():
+        for method, extra in METHODS.items() if count else ():
+            settings = Settings(
+                method=method, gen_length=options.gen_length, block_length=options.block_length, **extra
+            )
+            results, right, prompts = evaluate(llm, task, count, settings)
+            case = {"task": task, "method": method, **settings.used()}
+            tokens, steps = sum(len(r.token_ids) for r in results), sum(r.steps for r in results)
+            rows += [
+                report.proportion(case, "accuracy", sum(right), count),
+                report.row(case, "tokens_per_step", "tokens", tokens / steps),
+                report.row(case, "tokens", "tokens", tokens / count),
+                report.proportion(case, "ended_by_eos", sum(r.stop_reason == "eos" for r in results), count),
+            ]
+            samples += [
+                {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
+                for prompt, result, ok in zip(prompts, results, right, strict=True)
+            ]
+            for row in rows[-4:]:
+                print(f"{task:>14} {method:>10} {row['metric']:>16}: {row['median']:.4f}", flush=True)
+    settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
+    report.write(options.output, settings=settings_of_run, rows=rows)
+    if options.samples:
+        lines = (json.dumps(sample, ensure_ascii=False) for sample in samples)
+        options.samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def evaluate(llm: LLM, task: str, count: int, settings: Settings) -> tuple[list[Result], list[bool], Sequence[str]]:
+    """Results on the first `count` held-out items of a task, whether each is right, and the prompts."""
+    if task == "word_problems":
+        problems = [word_problems.make(i, split="test") for i in range(count)]
+        prompts = [problem.question for problem in problems]
+        results = llm.generate(prompts, settings)
+        right = [extract_answer(r.text) == str(p.gold) for r, p in zip(results, problems, strict=True)]
+    else:
+        items = [functions.make(i, split="test") for i in range(count)]
+        prompts = [item.question for item in items]
+        results = llm.generate(prompts, settings)
+        right = pass_all([(r.text, f.tests, f.entry_point) for r, f in zip(results, items, strict=True)])
+    return results, right, prompts
+
+
+if __name__ == "__main__":
+    main()

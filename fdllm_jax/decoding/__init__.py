@@ -1,0 +1,1 @@
+"""The decode loop and the methods that run in it."""

@@ -1,0 +1,286 @@
+"""The engine: prompts in, texts out, through the slots of one decode state."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import convert
+from fdllm_jax.decoding.loop import run
+from fdllm_jax.decoding.methods import Method, method_of
+from fdllm_jax.decoding.state import DecodeState, Request, Rule, admit, empty_state
+from fdllm_jax.model import from_parameters
+from fdllm_jax.settings import Settings
+from fdllm_jax.tokenizer import Tokenizer
+from pallas_kernels import choose
+
+ASSETS = Path(__file__).parent / "assets"
+SHIPPED = ASSETS / "fdllm-9m"
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+CAPACITY_STEP = 64  # automatic capacities are multiples of this, so that near lengths share a compiled program
+MOST_SLOTS = 32
+STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks at the text, where a stop string may end it
+
+_admit = partial(jax.jit, static_argnames="mask_token_id", donate_argnames="state")(admit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One finished request.
+
+    text: decoded response, without what follows an EOS or a stop string. token_ids: its tokens, up to and including the
+    first EOS, after cutting at a stop string; their number is what counts as generated.
+    steps: denoising steps. forwards: passes in which the sequence had rows.
+    seconds: from admission to the end, compilation not included, batch mates included.
+    stop_reason: "eos", "length" or "stop".
+    step_of, rule_of, confidence_of: per token of `token_ids`, the step that committed it, the rule, its probability.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    prompt_ids: list[int]
+    steps: int
+    forwards: int
+    seconds: float
+    stop_reason: str
+    settings: Settings
+    step_of: list[int]
+    rule_of: list[str]
+    confidence_of: list[float]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Generated tokens per denoising step."""
+        return len(self.token_ids) / self.steps
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second of this request's wall time."""
+        return len(self.token_ids) / self.seconds
+
+
+class Snapshot(NamedTuple):
+    """A running request as it stands: response tokens and which of them are committed, [gen_length] each."""
+
+    index: int
+    tokens: np.ndarray
+    committed: np.ndarray
+
+
+Watcher = Callable[[list[Snapshot]], None]
+
+
+@dataclass(slots=True)
+class _Running:
+    index: int
+    prompt: list[int]
+    settings: Settings
+    started: float
+
+
+class LLM:
+    """A model with its tokenizer, ready to generate.
+
+    path: a safetensors directory, an Orbax directory (`python -m convert`) or a hub id; None is the shipped checkpoint.
+    slots: sequences decoded side by side; at most `MOST_SLOTS`, and no more than there are prompts, when None.
+    capacity: tokens of prompt and response that a slot holds; as many as the call at hand needs when None.
+    dtype: of weights and activations: "auto" is bfloat16 on an accelerator and float32 on a CPU.
+    kernels: see `pallas_kernels`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        slots: int | None = None,
+        capacity: int | None = None,
+        dtype: str = "auto",
+        kernels: str = "auto",
+    ):
+        for name, value in (("slots", slots), ("capacity", capacity)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
+        if dtype not in DTYPES:
+            raise ValueError(f"{dtype=} is unknown: expected one of {', '.join(DTYPES)}")
+        choose(kernels)
+        directory = SHIPPED if path is None else convert.resolve(str(path))
+        self.name = directory.name if path is None else str(path)
+        self.tokenizer = Tokenizer(directory)
+        if dtype == "auto":
+            dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        self.dtype = jnp.dtype(dtype)
+        self.config, parameters = convert.load(directory, dtype=self.dtype)
+        if self.tokenizer.size > self.config.vocab_size:
+            raise ValueError(
+                f"{directory}: the tokenizer has {self.tokenizer.size} ids and the model only "
+                f"{self.config.vocab_size}; they are not of the same checkpoint"
+            )
+        self.slots, self.capacity = slots, capacity
+        self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters))
+        self._programs: dict[tuple[int, int, Method], Callable[[nnx.State, DecodeState, jax.Array], DecodeState]] = {}
+        self.compile_seconds = 0.0
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        settings: Settings | Sequence[Settings] | None = None,
+        *,
+        raw: bool = False,
+        watch: Watcher | None = None,
+    ) -> list[Result]:
+        """Generate a response to every prompt; results are in the prompts' order.
+
+        prompts: texts, or token ids. A text goes through the checkpoint's chat template, or, if `raw`, stands alone.
+        settings: for all prompts (prompt i then draws its noise from seed + i), or one for each; those of one call
+            share method and block_length and the method's switches.
+        watch: called after every denoising step with the running requests, to show text as it is decoded.
+        """
+        ids = self._encode([prompts] if isinstance(prompts, str) else list(prompts), raw)
+        each = self._settings(len(ids), settings)
+        method = self._method(each)
+        capacity = self._check_lengths(ids, each)
+        slots = self.slots or min(len(ids), MOST_SLOTS)
+        program = self._program(slots, capacity, method)
+        state = empty_state(self.config, slots=slots, capacity=capacity, dtype=self.dtype)
+
+        waiting = [_Running(i, prompt, s, 0.0) for i, (prompt, s) in enumerate(zip(ids, each, strict=True))][::-1]
+        running: dict[int, _Running] = {}
+        results: dict[int, Result] = {}
+        while waiting or running:
+            for slot in range(slots):
+                if slot not in running and waiting:
+                    running[slot] = waiting.pop()
+                    state = self._admit(state, slot, running[slot])
+                    running[slot].started = time.perf_counter()
+            looks = watch is not None or any(r.settings.stop for r in running.values())
+            max_steps = (1 if watch is not None else STEPS_BETWEEN_LOOKS) if looks else capacity
+            state = program(self._parameters, state, jnp.int32(max_steps))
+            live = np.array(state.live)
+            if watch is not None:
+                watch([_snapshot(state, slot, r) for slot, r in running.items()])
+            for slot, request in list(running.items()):
+                finished = self._harvest(state, slot, request, done=not live[slot]) if looks or not live[slot] else None
+                if finished is not None:
+                    live[slot] = False
+                    results[request.index] = finished
+                    del running[slot]
+            state = replace(state, live=jnp.asarray(live))
+        return [results[i] for i in range(len(ids))]
+
+    def _encode(self, prompts: Sequence[str | Sequence[int]], raw: bool) -> list[list[int]]:
+        if not prompts:
+            raise ValueError("no prompts: expected at least one")
+        ids = []
+        for i, prompt in enumerate(prompts):
+            try:
+                if isinstance(prompt, str):
+                    ids.append(self.tokenizer.encode_raw(prompt) if raw else self.tokenizer.encode_chat(prompt))
+                else:
+                    ids.append([int(token) for token in prompt])
+                    self.tokenizer.check_ids(ids[-1])
+            except ValueError as error:
+                raise ValueError(f"prompt {i}: {error}" if len(prompts) > 1 else str(error)) from error
+        return ids
+
+    def _settings(self, count: int, settings: Settings | Sequence[Settings] | None) -> list[Settings]:
+        if settings is None or isinstance(settings, Settings):
+            settings = settings or Settings()
+            return [replace(settings, seed=(settings.seed + i) % 2**32) for i in range(count)]
+        if len(settings) != count:
+            raise ValueError(f"{len(settings)} settings for {count} prompts: expected one for each, or one for all")
+        return list(settings)
+
+    def _method(self, each: Sequence[Settings]) -> Method:
+        methods = {method_of(s, eos_ids=self.tokenizer.eos_ids) for s in each}
+        if len(methods) > 1:
+            raise ValueError("the settings of one call must share method, block_length and the method's switches")
+        return methods.pop()
+
+    def _check_lengths(self, ids: Sequence[Sequence[int]], each: Sequence[Settings]) -> int:
+        """The capacity to decode with; refuses what does not fit the model's context or a given capacity."""
+        limit, what = self.config.max_sequence_length, "the model's context"
+        if self.capacity is not None and self.capacity < limit:
+            limit, what = self.capacity, "the capacity of a slot"
+        totals = [len(prompt) + s.gen_length for prompt, s in zip(ids, each, strict=True)]
+        faults = [
+            f"prompt {i} has {len(prompt)} tokens, with gen_length={s.gen_length} {total} in all"
+            for i, (prompt, s, total) in enumerate(zip(ids, each, totals, strict=True))
+            if total > limit
+        ]
+        if faults:
+            raise ValueError(f"{'; '.join(faults)}: more than {what}, {limit}. Shorten the prompt or gen_length")
+        if self.capacity is not None:
+            return self.capacity
+        return min(-(-max(totals) // CAPACITY_STEP) * CAPACITY_STEP, self.config.max_sequence_length)
+
+    def _program(self, slots: int, capacity: int, method: Method) -> Callable:
+        key = (slots, capacity, method)
+        if key not in self._programs:
+            start = time.perf_counter()
+            state = jax.eval_shape(partial(empty_state, self.config, slots=slots, capacity=capacity, dtype=self.dtype))
+            lowered = run.lower(self._parameters, state, jnp.int32(0), graphdef=self._graphdef, method=method)
+            self._programs[key] = lowered.compile()
+            self.compile_seconds += time.perf_counter() - start
+        return self._programs[key]
+
+    def _admit(self, state: DecodeState, slot: int, request: _Running) -> DecodeState:
+        row = np.zeros(state.tokens.shape[1], np.int32)
+        row[: len(request.prompt)] = request.prompt
+        return _admit(
+            state,
+            jnp.int32(slot),
+            jnp.asarray(row),
+            Request.of(len(request.prompt), request.settings),
+            mask_token_id=self.config.mask_token_id,
+        )
+
+    def _harvest(self, state: DecodeState, slot: int, request: _Running, *, done: bool) -> Result | None:
+        """The slot's result if it is done, or if its text so far holds a stop string; else None."""
+        start = len(request.prompt)
+        tokens = np.asarray(state.tokens[slot, start : start + request.settings.gen_length])
+        masked = np.asarray(state.masked[slot, start : start + request.settings.gen_length])
+        committed = tokens[: int(np.argmax(masked)) if masked.any() else len(tokens)].tolist()
+        ends = [i for i, token in enumerate(committed) if token in self.tokenizer.eos_ids]
+        if ends:
+            committed = committed[: ends[0] + 1]
+        stop_reason = "eos" if ends else "length"
+        text = self.tokenizer.decode(committed)
+        stops = [at for stop in request.settings.stop if (at := text.find(stop)) >= 0]
+        if stops:
+            text, stop_reason = text[: min(stops)], "stop"
+            committed = committed[: self._tokens_covering(committed, len(text))]
+        elif not done:
+            return None
+        trace = [np.asarray(a[slot, start : start + len(committed)]) for a in (state.trace.step, state.trace.rule)]
+        confidence = np.asarray(state.trace.confidence[slot, start : start + len(committed)])
+        return Result(
+            index=request.index,
+            text=text,
+            token_ids=committed,
+            prompt_ids=request.prompt,
+            steps=int(state.step[slot]),
+            forwards=int(state.forwards[slot]),
+            seconds=time.perf_counter() - request.started,
+            stop_reason=stop_reason,
+            settings=request.settings,
+            step_of=trace[0].tolist(),
+            rule_of=[Rule(rule).name.lower().replace("_", " ") for rule in trace[1]],
+            confidence_of=confidence.tolist(),
+        )
+
+    def _tokens_covering(self, tokens: list[int], characters: int) -> int:
+        """The fewest leading tokens whose text has `characters` characters."""
+        return next(n for n in range(len(tokens) + 1) if len(self.tokenizer.decode(tokens[:n])) >= characters)
+
+
+def _snapshot(state: DecodeState, slot: int, request: _Running) -> Snapshot:
+    response = slice(len(request.prompt), len(request.prompt) + request.settings.gen_length)
+    return Snapshot(request.index, np.asarray(state.tokens[slot, response]), ~np.asarray(state.masked[slot, response]))

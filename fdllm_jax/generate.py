@@ -1,0 +1,226 @@
+"""Command line: `python -m fdllm_jax.generate "prompt"`."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from fdllm_jax.settings import METHODS, Remasking, Settings
+from fdllm_jax.trace import Trace, check_trace_path, write_trace
+from pallas_kernels.implementation import IMPLEMENTATIONS
+
+if TYPE_CHECKING:
+    from fdllm_jax.engine import LLM, Result
+
+PROGRAM = "fdllm_jax.generate"
+DEFAULTS = Settings()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's options; those of `Settings` keep their names and defaults."""
+    p = argparse.ArgumentParser(
+        prog=f"python -m {PROGRAM}", description="Generate text with a masked-diffusion language model."
+    )
+    p.add_argument("prompt", nargs="*", help="one or more prompts; - reads one from standard input")
+    p.add_argument(
+        "--prompt-file", action="append", default=[], metavar="FILE", help="a file that holds one prompt (repeatable)"
+    )
+    p.add_argument(
+        "--model",
+        metavar="PATH",
+        help="safetensors or Orbax directory, or hub id (default: the small model that ships)",
+    )
+    p.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
+    p.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        help="of weights and activations (default: bfloat16 on a GPU, float32 on a CPU)",
+    )
+    p.add_argument("--kernels", default="auto", choices=IMPLEMENTATIONS, help="implementation of the GPU operations")
+
+    s = p.add_argument_group("settings")
+    s.add_argument(
+        "--method", default=DEFAULTS.method, metavar="NAME", help=f"{' | '.join(METHODS)} (default: {DEFAULTS.method})"
+    )
+    s.add_argument(
+        "--gen-length",
+        type=int,
+        default=DEFAULTS.gen_length,
+        metavar="N",
+        help="response positions (default: %(default)s)",
+    )
+    s.add_argument(
+        "--block-length",
+        type=int,
+        default=DEFAULTS.block_length,
+        metavar="N",
+        help="tokens of a block, or of the decode window (default: %(default)s)",
+    )
+    s.add_argument(
+        "--temperature",
+        type=float,
+        default=DEFAULTS.temperature,
+        metavar="T",
+        help="of the Gumbel noise (default: 0, argmax)",
+    )
+    s.add_argument(
+        "--seed", type=int, default=DEFAULTS.seed, metavar="N", help="prompt i draws from seed N + i (default: 0)"
+    )
+    s.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the response before TEXT (repeatable)"
+    )
+    s.add_argument("--steps", type=int, metavar="N", help="llada: denoising steps (default: one a token)")
+    s.add_argument(
+        "--remasking", choices=get_args(Remasking), help="llada: what ranks predictions (default: low_confidence)"
+    )
+    s.add_argument("--cfg-scale", type=float, metavar="W", help="llada: classifier-free guidance (default: 0, off)")
+    s.add_argument("--logits-eos-inf", action="store_true", default=None, help="llada: never predict EOS")
+    s.add_argument(
+        "--confidence-eos-eot-inf", action="store_true", default=None, help="llada: commit EOS and end-of-turn last"
+    )
+    s.add_argument("--threshold", type=float, metavar="E", help="threshold: commit from this confidence (default: 0.9)")
+
+    o = p.add_argument_group("output")
+    o.add_argument("--stats", action="store_true", help="figures of the run, on standard error")
+    o.add_argument("--json", action="store_true", help="one JSON object a prompt instead of text")
+    o.add_argument("--trace", metavar="FILE.html", help="write a page that replays the denoising")
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, 2 for a user error, 130 when interrupted."""
+    options = parser().parse_args(arguments)
+    try:
+        return _generate(options)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _generate(options: argparse.Namespace) -> int:
+    names = {"method", "gen_length", "block_length", "temperature", "seed", *METHODS["llada"], *METHODS["threshold"]}
+    settings = Settings(stop=tuple(options.stop), **{name: getattr(options, name) for name in names})
+    prompts = _prompts(options.prompt, options.prompt_file)
+    if options.trace is not None:
+        check_trace_path(Path(options.trace))
+
+    start = time.perf_counter()
+    use_compilation_cache()
+    from fdllm_jax.engine import LLM
+
+    llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
+    loaded = time.perf_counter()
+    if sys.stdout.isatty() and not options.json:
+        from fdllm_jax.display import display
+
+        with display(llm.tokenizer, len(prompts)) as watch:
+            results = llm.generate(prompts, settings, raw=options.raw, watch=watch)
+    else:
+        results = llm.generate(prompts, settings, raw=options.raw)
+    done = time.perf_counter()
+
+    for prompt, result in zip(prompts, results, strict=True):
+        if options.json:
+            print(json.dumps(record(llm, result), ensure_ascii=False))
+        else:
+            if len(results) > 1 and sys.stdout.isatty():
+                print(f"── {' '.join(prompt.split())[:70]}")
+            print(result.text)
+    sys.stdout.flush()
+    if options.trace is not None:
+        write_trace(Path(options.trace), [trace_of(llm, p, r) for p, r in zip(prompts, results, strict=True)])
+    if options.stats:
+        print(_stats(llm, results, load=loaded - start, generate=done - loaded - llm.compile_seconds), file=sys.stderr)
+    return 0
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between runs, in $JAX_COMPILATION_CACHE_DIR or the user's cache directory."""
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if base.startswith("~") or not os.path.isabs(base):
+            return  # no home directory to keep it in
+        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "fdllm_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _prompts(given: Sequence[str], files: Sequence[str]) -> list[str]:
+    if [*given, *files].count("-") > 1:
+        raise ValueError("- was given more than once: standard input holds one prompt")
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given]
+    for file in files:
+        try:
+            prompts.append(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--prompt-file {file}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    if not prompts:
+        raise ValueError('no prompt: give one as an argument, with --prompt-file FILE, or "-" for standard input')
+    return prompts
+
+
+def record(llm: "LLM", result: "Result") -> dict[str, Any]:
+    """What `--json` prints of a result."""
+    return {
+        "text": result.text,
+        "tokens": len(result.token_ids),
+        "prompt_tokens": len(result.prompt_ids),
+        "steps": result.steps,
+        "forwards": result.forwards,
+        "tokens_per_step": result.tokens_per_step,
+        "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "stop_reason": result.stop_reason,
+        "method": result.settings.method,
+        "model": llm.name,
+        "settings": result.settings.used(),
+    }
+
+
+def trace_of(llm: "LLM", prompt: str, result: "Result") -> Trace:
+    """What a trace page shows of a result."""
+    return Trace(
+        prompt=prompt,
+        pieces=llm.tokenizer.pieces(result.token_ids),
+        steps=result.step_of,
+        confidences=result.confidence_of,
+        rules=result.rule_of,
+        method=result.settings.method,
+        settings=result.settings.used(),
+    )
+
+
+def _stats(llm: "LLM", results: "Sequence[Result]", *, load: float, generate: float) -> str:
+    import jax
+
+    tokens = sum(len(r.token_ids) for r in results)
+    steps = sum(r.steps for r in results)
+    device = jax.devices()[0]
+    memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    lines = {
+        "model": f"{llm.name}, {llm.dtype}, on {device.device_kind}",
+        "load": f"{load:.2f} s",
+        "compile": f"{llm.compile_seconds:.2f} s",
+        "generate": f"{generate:.2f} s for {len(results)} prompt{'s' * (len(results) > 1)}",
+        "tokens": f"{tokens} in {steps} steps and {sum(r.forwards for r in results)} forwards, "
+        f"{tokens / steps:.2f} tokens per step",
+        "speed": f"{tokens / generate:.1f} tokens per second, prefill included, compilation not",
+        **({"memory": f"{memory / 1e9:.2f} GB at the peak"} if memory else {}),
+    }
+    return "\n".join(f"{name:>9}: {value}" for name, value in lines.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""LLaDA as Flax NNX modules: the forward of a packed query through the flat cache.
+
+Source: the LLaDA model family (arXiv 2502.09992): a pre-norm transformer with RMSNorm, rotary positions, SwiGLU and
+bidirectional attention. Weights keep the [out, in] orientation of the checkpoint.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from fdllm_jax.cache import KVCache
+from fdllm_jax.config import ModelConfig
+from fdllm_jax.query import Query
+from pallas_kernels import qkv_rope_cache, scheduled_attention
+from pallas_kernels.implementation import precision_of
+from pallas_kernels.qkv_rope_cache import project_qkv
+
+
+class Output(NamedTuple):
+    """hidden: normalised activations of the query's rows, ready for `LLaDA.logits`. cache: with the rows written."""
+
+    hidden: Float[Array, "rows d_model"]
+    cache: KVCache
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every parameter's path and shape: the one declaration that init, loading and conversion follow."""
+    d, heads = config.d_model, config.n_heads + 2 * config.n_kv_heads
+    layer = {
+        "attn_norm": (d,),
+        "qkv": (heads * config.head_dim, d),
+        **({"qkv_bias": (heads * config.head_dim,)} if config.qkv_bias else {}),
+        "attn_out": (d, config.n_heads * config.head_dim),
+        "mlp_norm": (d,),
+        "gate_up": (2 * config.mlp_size, d),
+        "down": (d, config.mlp_size),
+    }
+    return {
+        "embedding": (config.embedding_size, d),
+        **{f"layers.{i}.{name}": shape for i in range(config.n_layers) for name, shape in layer.items()},
+        "final_norm": (d,),
+        **({} if config.weight_tying else {"head": (config.embedding_size, d)}),
+    }
+
+
+def linear(x: Float[Array, "*rows d"], weight: Float[Array, "o d"]) -> Float[Array, "*rows o"]:
+    """X times the transposed weight, in x's dtype (XLA accumulates in fp32, on CPU and GPU)."""
+    return jnp.einsum("...d,od->...o", x, weight, precision=precision_of(x.dtype), preferred_element_type=x.dtype)
+
+
+def rms_norm(x: Float[Array, "*rows d"], weight: Float[Array, "d"], eps: float) -> Float[Array, "*rows d"]:
+    """RMSNorm with statistics in fp32; the weight is applied in x's dtype."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return normed.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
+
+
+class Layer(nnx.Module):
+    """One transformer layer. Attention itself is given by the caller, so cached and dense passes share the rest."""
+
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array]):
+        self.config = config
+        self.attn_norm = nnx.Param(parameters["attn_norm"])
+        self.qkv = nnx.Param(parameters["qkv"])
+        self.qkv_bias = nnx.Param(parameters["qkv_bias"]) if config.qkv_bias else None
+        self.attn_out = nnx.Param(parameters["attn_out"])
+        self.mlp_norm = nnx.Param(parameters["mlp_norm"])
+        self.gate_up = nnx.Param(parameters["gate_up"])
+        self.down = nnx.Param(parameters["down"])
+
+    @property
+    def _bias(self) -> Array | None:
+        return None if self.qkv_bias is None else self.qkv_bias[...]
+
+    def attend(self, x: Array, query: Query, cache: KVCache, cache_row: Array, i: int) -> tuple[Array, Array, Array]:
+        """Attended values of the query rows [rows, heads * head_dim], and this layer's caches with the rows written."""
+        normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
+        q, k_cache, v_cache = qkv_rope_cache(
+            normed,
+            self.qkv[...],
+            self._bias,
+            query.position,
+            cache_row,
+            cache.k[i],
+            cache.v[i],
+            n_heads=self.config.n_heads,
+            rope_theta=self.config.rope_theta,
+        )
+        attended = scheduled_attention(
+            q, k_cache, v_cache, query.block_table, capacity=cache.capacity, block_rows=query.block_rows
+        )
+        return attended.reshape(len(x), -1), k_cache, v_cache
+
+    def attend_dense(self, x: Array, position: Array, attention: Callable[[Array, Array, Array], Array]) -> Array:
+        """The same for whole sequences without a cache: attention maps q, k, v [..., heads, head_dim] to q's shape."""
+        normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
+        q, k, v = project_qkv(
+            normed,
+            self.qkv[...],
+            self._bias,
+            position,
+            n_heads=self.config.n_heads,
+            head_dim=self.config.head_dim,
+            rope_theta=self.config.rope_theta,
+        )
+        return attention(q, k, v).reshape(*x.shape[:-1], -1)
+
+    def finish(self, x: Array, attended: Array) -> Array:
+        """Out-projection and MLP, each with its residual."""
+        x = x + linear(attended, self.attn_out[...])
+        normed = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
+        gate, up = jnp.split(linear(normed, self.gate_up[...]), 2, axis=-1)
+        return x + linear(jax.nn.silu(gate) * up, self.down[...])
+
+
+class LLaDA(nnx.Module):
+    """A masked-diffusion language model of the LLaDA family."""
+
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array]):
+        self.config = config
+        self.embedding = nnx.Param(parameters["embedding"])
+        self.layers = nnx.List([Layer(config, _below(parameters, f"layers.{i}.")) for i in range(config.n_layers)])
+        self.final_norm = nnx.Param(parameters["final_norm"])
+        self.head = None if config.weight_tying else nnx.Param(parameters["head"])
+
+    def __call__(self, query: Query, cache: KVCache) -> Output:
+        """Compute the query's rows: write their K and V where the query says so, attend by its block table."""
+        x = self.embedding[...][query.token]
+        cache_row = cache.row(query.slot, query.position, query.write)
+        ks, vs = [], []
+        for i, layer in enumerate(self.layers):
+            with jax.named_scope(f"layer_{i}"):
+                attended, k, v = layer.attend(x, query, cache, cache_row, i)
+                x = layer.finish(x, attended)
+            ks.append(k)
+            vs.append(v)
+        hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
+        return Output(hidden, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity))
+
+    def dense(
+        self, token: Int[Array, "*batch length"], attention: Callable[[Array, Array, Array], Array]
+    ) -> Float[Array, "*batch length d_model"]:
+        """Normalised activations of whole sequences without a cache (training); `attention` masks what is padding."""
+        x = self.embedding[...][token]
+        position = jnp.broadcast_to(jnp.arange(token.shape[-1]), token.shape)
+        for layer in self.layers:
+            x = layer.finish(x, layer.attend_dense(x, position, attention))
+        return rms_norm(x, self.final_norm[...], self.config.norm_eps)
+
+    def logits(self, hidden: Float[Array, "*rows d_model"]) -> Float[Array, "*rows vocab"]:
+        """fp32 logits over the vocabulary; embedding rows beyond `vocab_size` are padding and no tokens."""
+        head = (self.embedding if self.head is None else self.head)[...]
+        out = jnp.einsum(
+            "...d,vd->...v", hidden, head, precision=precision_of(hidden.dtype), preferred_element_type=jnp.float32
+        )
+        if self.config.scale_logits:
+            out *= self.config.d_model**-0.5
+        return out[..., : self.config.vocab_size]
+
+
+def _below(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
+
+
+def from_parameters(config: ModelConfig, parameters: Mapping[str, Array]) -> LLaDA:
+    """A model over `parameters` (paths and shapes of `parameter_shapes`)."""
+    expected, given = parameter_shapes(config), {name: value.shape for name, value in parameters.items()}
+    if given != expected:
+        wrong = sorted(name for name in expected.keys() | given.keys() if given.get(name) != expected.get(name))
+        raise ValueError(f"parameters do not fit the config: {', '.join(wrong)}")
+    return LLaDA(config, parameters)
+
+
+def parameters_of(model: LLaDA) -> dict[str, Array]:
+    """The model's parameters by path: the inverse of `from_parameters`."""
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {".".join(map(str, path)): value[...] for path, value in flat}

@@ -1,0 +1,71 @@
+"""Project activations to q, k and v, rotate q and k, and write k and v to their cache rows."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.implementation import precision_of
+
+
+def rope(
+    x: Float[Array, "*rows heads head_dim"], position: Int[Array, "*rows"], theta: float
+) -> Float[Array, "*rows heads head_dim"]:
+    """Rotary position embedding, rotate-half form, in fp32.
+
+    Pairs (i, i + head_dim/2) turn by `position * theta^(-2i/head_dim)` radians. The result has x's dtype.
+    """
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.multiply.outer(position.astype(jnp.float32)[..., None], frequency)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
+
+
+def project_qkv(
+    x: Float[Array, "*rows d_model"],
+    weight: Float[Array, "qkv d_model"],
+    bias: Float[Array, "qkv"] | None,
+    position: Int[Array, "*rows"],
+    *,
+    n_heads: int,
+    head_dim: int,
+    rope_theta: float,
+) -> tuple[
+    Float[Array, "*rows heads head_dim"],
+    Float[Array, "*rows kv_heads head_dim"],
+    Float[Array, "*rows kv_heads head_dim"],
+]:
+    """Rotated q, rotated k, and v of activations x; `weight` holds the rows of q, then k, then v."""
+    packed = jnp.einsum("...d,od->...o", x, weight, precision=precision_of(x.dtype), preferred_element_type=x.dtype)
+    if bias is not None:
+        packed += jnp.broadcast_to(bias, packed.shape)
+    packed = packed.reshape(*packed.shape[:-1], -1, head_dim)
+    n_kv_heads = (packed.shape[-2] - n_heads) // 2
+    q, k, v = jnp.split(packed, (n_heads, n_heads + n_kv_heads), axis=-2)
+    return rope(q, position, rope_theta), rope(k, position, rope_theta), v
+
+
+def qkv_rope_cache(
+    x: Float[Array, "rows d_model"],
+    weight: Float[Array, "qkv d_model"],
+    bias: Float[Array, "qkv"] | None,
+    position: Int[Array, "rows"],
+    cache_row: Int[Array, "rows"],
+    k_cache: Float[Array, "cache_rows kv_heads head_dim"],
+    v_cache: Float[Array, "cache_rows kv_heads head_dim"],
+    *,
+    n_heads: int,
+    rope_theta: float,
+) -> tuple[
+    Float[Array, "rows heads head_dim"],
+    Float[Array, "cache_rows kv_heads head_dim"],
+    Float[Array, "cache_rows kv_heads head_dim"],
+]:
+    """Q of every row, and the caches with the rows' rotated k and v written in place.
+
+    A `cache_row` at or beyond the number of cache rows writes nothing. No two rows may write the same cache row.
+    """
+    q, k, v = project_qkv(x, weight, bias, position, n_heads=n_heads, head_dim=k_cache.shape[-1], rope_theta=rope_theta)
+    k_cache = k_cache.at[cache_row].set(k, mode="drop", unique_indices=True)
+    v_cache = v_cache.at[cache_row].set(v, mode="drop", unique_indices=True)
+    return q, k_cache, v_cache

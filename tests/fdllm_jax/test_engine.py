@@ -1,0 +1,155 @@
+"""The engine on the shipped checkpoint: parity with the PyTorch reference, batches, refills, accounting, refusals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fdllm_jax import LLM, Settings
+from fdllm_jax.engine import SHIPPED, Snapshot
+from tests.reference.model import ReferenceLLaDA
+from tests.reference.sampler import generate_llada, generate_threshold
+
+QUESTIONS = [
+    "Tom has 12 apples. He buys 7 more. How many apples does Tom have?",
+    "Lena has 4 boxes with 6 pens in each. She gives away 5 pens. How many pens are left?",
+    "A ticket costs $8.",
+]
+SHORT = Settings(gen_length=40, block_length=8, steps=20)
+THRESHOLD = Settings(method="threshold", gen_length=40)
+
+
+@pytest.fixture(scope="module")
+def llm(kernels: str) -> LLM:
+    """Three slots of one capacity: every test below shares the compiled programs."""
+    return LLM(slots=3, capacity=128, dtype="float32", kernels=kernels)
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceLLaDA:
+    return ReferenceLLaDA.from_directory(SHIPPED, torch.float32)
+
+
+@pytest.mark.parametrize("settings", [SHORT, THRESHOLD], ids=["llada", "threshold"])
+def test_ragged_batch_equals_reference(llm: LLM, reference: ReferenceLLaDA, settings: Settings) -> None:
+    common = {"mask_id": llm.tokenizer.mask_id, "eos_ids": llm.tokenizer.eos_ids}
+    for result in llm.generate(QUESTIONS, settings):
+        lengths = {"gen_length": settings.gen_length, "block_length": settings.block_length}
+        if settings.method == "llada":
+            sample = generate_llada(
+                reference.sequence, result.prompt_ids, steps=settings.value("steps"), **lengths, **common
+            )
+        else:
+            sample = generate_threshold(reference.sequence, result.prompt_ids, threshold=0.9, **lengths, **common)
+        assert result.token_ids == sample.tokens
+        assert (result.steps, result.forwards) == (sample.steps, sample.forwards)
+        count = len(sample.tokens)
+        assert result.step_of == sample.commit_step[:count]
+        np.testing.assert_allclose(result.confidence_of, sample.confidence[:count], rtol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [SHORT, THRESHOLD], ids=["llada", "threshold"])
+def test_batch_refills_and_alone_give_the_same_text(llm: LLM, settings: Settings) -> None:
+    """Seven requests through three slots, of different lengths, so that slots are refilled at different times."""
+    settings = replace(settings, temperature=0.5)
+    questions = [f"{QUESTIONS[i % 3]} {'Think. ' * (i % 4)}" for i in range(7)]
+    each = [replace(settings, gen_length=40 - 3 * i, seed=i) for i in range(7)]
+    together = llm.generate(questions, each)
+    assert [r.index for r in together] == list(range(7))
+    for question, own, result in zip(questions, each, together, strict=True):
+        alone = llm.generate(question, own)[0]
+        assert alone.token_ids == result.token_ids
+        assert alone.confidence_of == result.confidence_of
+        assert alone.steps == result.steps
+
+
+def test_one_seed_for_all_gives_every_prompt_its_own(llm: LLM) -> None:
+    settings = replace(SHORT, temperature=1.0, seed=2**32 - 2)
+    results = llm.generate([QUESTIONS[0]] * 3, settings)
+    assert [r.settings.seed for r in results] == [2**32 - 2, 2**32 - 1, 0]
+    assert len({r.text for r in results}) > 1
+    again = llm.generate([QUESTIONS[0]] * 3, settings)
+    assert [r.text for r in again] == [r.text for r in results]
+
+
+def test_generated_tokens_end_with_the_first_eos(llm: LLM) -> None:
+    result = llm.generate(QUESTIONS[0], Settings(gen_length=64))[0]
+    assert result.stop_reason == "eos"
+    assert result.token_ids[-1] in llm.tokenizer.eos_ids
+    assert not set(result.token_ids[:-1]) & set(llm.tokenizer.eos_ids)
+    assert result.text == llm.tokenizer.decode(result.token_ids)
+    assert result.steps < 64  # stopped early
+    assert result.tokens_per_step == len(result.token_ids) / result.steps
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(gen_length=64), replace(THRESHOLD, gen_length=64)], ids=["llada", "threshold"]
+)
+def test_stop_string_ends_the_text_and_the_work(llm: LLM, settings: Settings) -> None:
+    full = llm.generate(QUESTIONS[1], settings)[0]
+    stopped = llm.generate([QUESTIONS[1], QUESTIONS[0]], replace(settings, stop=("####", "never")))
+    for result in stopped:
+        assert result.stop_reason == "stop"
+        assert "####" not in result.text
+    assert full.text.startswith(stopped[0].text) and full.text[len(stopped[0].text) :].startswith("####")
+    assert stopped[0].steps <= full.steps
+    kept = stopped[0].token_ids
+    assert llm.tokenizer.decode(kept).startswith(stopped[0].text)
+    assert len(llm.tokenizer.decode(kept[:-1])) < len(stopped[0].text)
+
+
+def test_watch_sees_every_step(llm: LLM) -> None:
+    seen: list[Snapshot] = []
+    result = llm.generate(QUESTIONS[0], SHORT, watch=seen.extend)[0]
+    counts = [int(s.committed.sum()) for s in seen]
+    assert len(seen) == result.steps and counts == sorted(counts) and counts[0] == 2
+    last = seen[-1].tokens[: len(result.token_ids)].tolist()
+    assert last == result.token_ids
+    assert llm.generate(QUESTIONS[0], SHORT)[0].token_ids == result.token_ids
+
+
+def test_token_ids_are_prompts_too(llm: LLM) -> None:
+    by_text = llm.generate(QUESTIONS[0], SHORT)[0]
+    by_ids = llm.generate([by_text.prompt_ids], SHORT)[0]
+    assert by_ids.token_ids == by_text.token_ids
+    raw = llm.generate("def f(x):", SHORT, raw=True)[0]
+    assert raw.prompt_ids == llm.tokenizer.encode_raw("def f(x):")
+
+
+def test_reserved_text_in_a_prompt_is_text(llm: LLM) -> None:
+    result = llm.generate("What does <|mdm_mask|> mean?", SHORT)[0]
+    assert llm.tokenizer.mask_id not in result.prompt_ids
+
+
+def test_longest_prompt_fits_and_one_more_does_not(llm: LLM) -> None:
+    ids = [5] * (128 - 40)
+    assert len(llm.generate([ids, [7]], SHORT)) == 2
+    with pytest.raises(
+        ValueError, match=r"prompt 1 has 89 tokens, with gen_length=40 129 in all.*capacity of a slot, 128"
+    ):
+        llm.generate([[7], [*ids, 5]], SHORT)
+
+
+def test_context_is_checked_on_the_true_total(llm: LLM) -> None:
+    free = LLM(dtype="float32")
+    limit = free.config.max_sequence_length
+    with pytest.raises(ValueError, match=f"{limit + 1} in all: more than the model's context, {limit}"):
+        free.generate([[5] * (limit - 39)], SHORT)
+
+
+def test_bad_requests_are_refused(llm: LLM) -> None:
+    mask = llm.tokenizer.mask_id
+    with pytest.raises(ValueError, match=r"prompt 1: .*mask"):
+        llm.generate([[5, 6], [5, mask]], SHORT)
+    with pytest.raises(ValueError, match="empty prompt"):
+        llm.generate("", SHORT)
+    with pytest.raises(ValueError, match="no prompts"):
+        llm.generate([], SHORT)
+    with pytest.raises(ValueError, match="2 settings for 1 prompts"):
+        llm.generate("a", [SHORT, SHORT])
+    with pytest.raises(ValueError, match="must share method"):
+        llm.generate(["a", "b"], [SHORT, THRESHOLD])
+    for bad in ({"slots": 0}, {"capacity": -1}, {"dtype": "int8"}, {"kernels": "magic"}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            LLM(**bad)

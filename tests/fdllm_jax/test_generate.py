@@ -1,0 +1,119 @@
+"""The command line, as a user meets it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fdllm_jax import generate
+from tests.reference.checkpoint import random_checkpoint
+
+QUESTION = "Tom has 12 apples. He buys 7 more. How many apples does Tom have?"
+FAST = ["--method", "threshold", "--gen-length", "48", "--dtype", "float32"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = generate.main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_piped_output_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, QUESTION, *FAST)
+    assert code == 0 and err == ""
+    assert re.fullmatch(r"[^\n].*\n#### \d+\n", out, re.DOTALL)
+
+
+def test_json_has_one_object_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(QUESTION, encoding="utf-8")
+    trace = tmp_path / "trace.html"
+    code, out, err = run(
+        capsys, "What is 3 + 4?", "--prompt-file", str(file), "--json", "--trace", str(trace), "--stats", *FAST
+    )
+    assert code == 0
+    records = [json.loads(line) for line in out.splitlines()]
+    assert len(records) == 2
+    for record in records:
+        assert set(record) == {
+            "text", "tokens", "prompt_tokens", "steps", "forwards", "tokens_per_step", "seconds", "tokens_per_second",
+            "stop_reason", "method", "model", "settings",
+        }  # fmt: skip
+        assert record["tokens_per_step"] == record["tokens"] / record["steps"]
+        assert record["settings"]["threshold"] == 0.9
+    assert [r["settings"]["seed"] for r in records] == [0, 1]
+    assert "tokens per second" in err and "compile" in err
+    page = trace.read_text(encoding="utf-8")
+    assert "<html" in page and "What is 3 + 4?" in page
+
+
+def test_every_setting_has_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        QUESTION, "--method", "llada", "--gen-length", "24", "--block-length", "8", "--steps", "6", "--temperature",
+        "0.5", "--cfg-scale", "0.5", "--seed", "3", "--remasking", "random", "--logits-eos-inf",
+        "--confidence-eos-eot-inf", "--stop", "zzz", "--raw", "--kernels", "xla", "--dtype", "float32", "--json",
+    ]  # fmt: skip
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert json.loads(out)["settings"] == {
+        "gen_length": 24, "block_length": 8, "temperature": 0.5, "seed": 3, "stop": ["zzz"], "steps": 6,
+        "remasking": "random", "cfg_scale": 0.5, "logits_eos_inf": True, "confidence_eos_eot_inf": True,
+    }  # fmt: skip
+
+
+BAD = {
+    "no prompt": ([], "no prompt"),
+    "empty prompt": ([""], "empty prompt"),
+    "blank prompt among others": (["a", "  "], "prompt 1: empty prompt"),
+    "stdin twice": (["-", "--prompt-file", "-"], "more than once"),
+    "gen_length": (["a", "--gen-length", "0"], "gen_length=0: expected at least 1"),
+    "steps": (["a", "--steps", "-3"], "steps=-3: expected at least 1"),
+    "method": (["a", "--method", "magic"], "method='magic' is unknown: expected one of llada, threshold"),
+    "option of another method": (["a", "--threshold", "0.5"], "not an option of method 'llada'"),
+    "too long": (["a", "--gen-length", "4096"], "more than the model's context, 4096"),
+    "missing model": (["a", "--model", "/no/such/place"], "/no/such/place"),
+    "missing file": (["a", "--prompt-file", "/no/such/file"], "/no/such/file"),
+    "trace nowhere": (["a", "--trace", "/no/such/folder/t.html"], "/no/such/folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], case: str) -> None:
+    arguments, message = BAD[case]
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err and err.startswith("fdllm_jax.generate: ") and err.count("\n") == 1
+
+
+def test_prompt_file_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompt.bin"
+    file.write_bytes(b"\xff\xfe\x00")
+    code, _, err = run(capsys, "--prompt-file", str(file))
+    assert code == 2 and "not UTF-8" in err
+
+
+def test_tokenizer_of_another_checkpoint_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from fdllm_jax.engine import SHIPPED
+
+    random_checkpoint(tmp_path, seed=0, tokenizer_from=SHIPPED)
+    code, _, err = run(capsys, "a", "--model", str(tmp_path))
+    assert code == 2 and err.count("\n") == 1
+
+
+def test_module_runs_from_standard_input_with_nothing_in_the_environment() -> None:
+    """No HOME, no terminal, a pipe on every stream; and a reader that goes away is no error."""
+    command = [sys.executable, "-m", "fdllm_jax.generate", "-", *FAST]
+    done = subprocess.run(
+        command,
+        input=QUESTION,
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"]},
+        timeout=120,
+        check=True,
+    )
+    assert "####" in done.stdout and done.stderr == ""
