@@ -10,10 +10,12 @@ PROMPT = A baker makes 12 trays of 8 rolls and sells 70 of them. How many rolls 
 TESTS = -n 2
 override export PROMPT_TEXT := $(value PROMPT)
 
-# A stamp is made only when everything before it has worked, and is older than pyproject.toml when that changes.
+# A stamp is made only when everything before it has worked; a newer pyproject.toml or Python makes it stale.
 BASE := $(VENV)/.base
 TEST := $(VENV)/.test
 DEV := $(VENV)/.dev
+# Where the Python of .venv is gone (upgraded away), so is what was installed for it.
+$(shell test -x $(BIN)/python || rm -f $(BASE) $(TEST) $(DEV))
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # Only the tests use torch, and only its CPU build: a plain `pip install torch` brings gigabytes of CUDA on Linux. An
 # installed or locally available build is taken before PyTorch's own index of CPU builds is asked.
@@ -42,17 +44,19 @@ types: $(DEV)
 
 check: lint types test
 
-$(BASE): pyproject.toml
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
-	  for python in $(or $(PYTHON),$(CANDIDATES)); do \
-	    "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
-	    echo "Making $(VENV) with $$("$$python" --version)"; \
-	    exec "$$python" -m venv $(VENV); \
-	  done; \
-	  echo "Found no Python 3.11 or newer with its venv module (tried: $(or $(PYTHON),$(CANDIDATES))). Install one" \
-	    "(Debian: apt install python3-venv), or name it: make generate PYTHON=/path/to/python3.12" >&2; \
-	  exit 1; }
+$(BIN)/python:
+	@for python in $(or $(PYTHON),$(CANDIDATES)); do \
+	  "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
+	  echo "Making $(VENV) with $$("$$python" --version)"; \
+	  exec "$$python" -m venv --clear $(VENV); \
+	done; \
+	echo "Found no Python 3.11 or newer with its venv module (tried: $(or $(PYTHON),$(CANDIDATES))). Install one" \
+	  "(Debian: apt install python3-venv), or name it: make generate PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+
+$(BASE): pyproject.toml $(BIN)/python
 	@echo "Installing fdllm-jax (a minute or two, the first time only)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
 	@$(PIP) --editable .
 	@touch $@
 

@@ -3,18 +3,15 @@
 import argparse
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+
+from convert.interrupts import Interrupted, Interrupts
 
 
-def main(arguments: Sequence[str] | None = None, *, check: Callable[[], None] = lambda: None) -> int:
-    """Convert, and return the exit code: 0; 2 with one message on stderr; 130 or 143 if interrupted or terminated.
-
-    `check` is called after each parameter, and may raise Interrupted.
-    """
+def main(arguments: Sequence[str] | None = None, *, interrupts: Interrupts | None = None) -> int:
+    """Convert, and return the exit code: 0; 2 with one message on stderr; 130 or 143 if interrupted or terminated."""
     parser = argparse.ArgumentParser(
         prog="python -m convert", description="Convert a LLaDA checkpoint from safetensors to Orbax, or back."
     )
@@ -24,7 +21,7 @@ def main(arguments: Sequence[str] | None = None, *, check: Callable[[], None] = 
     chosen = parser.parse_args(arguments)
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs what is raised as well
     try:
-        _convert(chosen.source, chosen.destination, chosen.to_safetensors, check)
+        _convert(chosen.source, chosen.destination, chosen.to_safetensors, interrupts or Interrupts())
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -34,8 +31,8 @@ def main(arguments: Sequence[str] | None = None, *, check: Callable[[], None] = 
     return 0
 
 
-def _convert(source: str, destination: Path, back: bool, check: Callable[[], None]) -> None:
-    from rich.console import Console  # imported here, so that an interrupt and --help need not wait for JAX
+def _convert(source: str, destination: Path, back: bool, interrupts: Interrupts) -> None:
+    from rich.console import Console  # imported here, so that --help need not wait for JAX
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from convert.buffers import give_back_freed_memory
@@ -45,52 +42,22 @@ def _convert(source: str, destination: Path, back: bool, check: Callable[[], Non
 
     check_new(destination)
     give_back_freed_memory()
-    directory = resolve(source)
+    with interrupts.at_once():
+        directory = resolve(source)
     console = Console(stderr=True)
     columns = (TextColumn("converting"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("")
 
         def advance(done: int, total: int) -> None:
-            check()
+            interrupts.check()
             progress.update(bar, completed=done, total=total)
 
         (to_safetensors if back else to_orbax)(directory, destination, advance)
 
 
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM, as an exception, so that what was begun is cleared away."""
-
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
-class _Handler:
-    """Raises Interrupted at the first signal and again at `check`: in a callback of the interpreter it may be lost."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-        sys.unraisablehook = self.report
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.handle)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is None:  # clearing away is not interrupted
-            self.number = number
-            self.check()
-
-    def check(self) -> None:
-        if self.number is not None:
-            raise Interrupted(self.number)
-
-    @staticmethod
-    def report(lost: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(lost.exc_value, Interrupted):
-            sys.__unraisablehook__(lost)
-
-
 if __name__ == "__main__":
-    handler = _Handler()
+    own = Interrupts()
+    own.install()
     os.environ["JAX_PLATFORMS"] = "cpu"  # a conversion leaves the GPU alone
-    sys.exit(main(check=handler.check))
+    sys.exit(main(interrupts=own))

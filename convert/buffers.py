@@ -30,7 +30,9 @@ def scratch(directory: Path) -> Allocate:
 
     def allocate(nbytes: int) -> np.ndarray:
         with tempfile.TemporaryFile(dir=directory) as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an error here, not a signal later
+            if hasattr(os, "posix_fallocate"):  # where a full disk is an error here, not a signal later
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+            file.truncate(nbytes)
             return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
 
     return allocate

@@ -5,6 +5,7 @@ Format (https://github.com/huggingface/safetensors): 8 bytes of length, little-e
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,23 +128,27 @@ def _read_index(index: Path) -> dict[str, str]:
 
 def _read_header(file: Path) -> dict[str, _Stored]:
     """The tensors that a safetensors file says it holds, checked against the file's size."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(_LENGTH)
-        length = int.from_bytes(prefix, "little")
-        if prefix.startswith(b"version"):
-            raise ValueError(f"{file} is a Git LFS pointer, not the weights: fetch them with `git lfs pull`")
-        if len(prefix) < _LENGTH or _LENGTH + length > size:
-            raise ValueError(f"{file} is truncated or no safetensors file: {size} bytes do not hold its header")
-        try:
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            tensors = {name: _tensor(file, _LENGTH + length, entry) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file} has a damaged header: {error}") from error
-    end = _LENGTH + length
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            prefix = stream.read(_LENGTH)
+            base = _LENGTH + int.from_bytes(prefix, "little")
+            text = stream.read(base - _LENGTH) if base <= size else b""
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    if prefix.startswith(b"version"):
+        raise ValueError(f"{file} is a Git LFS pointer, not the weights: fetch them with `git lfs pull`")
+    if len(prefix) < _LENGTH or base > size:
+        raise ValueError(f"{file} is truncated or no safetensors file: {size} bytes do not hold its header")
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor(file, base, entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} has a damaged header: {error}") from error
+    end = base
     for start, stop in sorted(entry["data_offsets"] for entry in header.values()):
-        if _LENGTH + length + start != end:
+        if base + start != end:
             raise ValueError(f"{file} has a damaged header: its tensors overlap or leave gaps")
         end += stop - start
     if end != size:

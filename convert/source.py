@@ -1,5 +1,6 @@
 """Where a checkpoint is: a local directory, or an id on the Hugging Face hub."""
 
+import os
 import re
 from pathlib import Path
 
@@ -14,9 +15,9 @@ def resolve(source: str | Path) -> Path:
     """
     text = str(source)
     directory = Path(text).expanduser()
-    if text.strip() and directory.is_dir():
+    if text.strip() and os.path.isdir(directory):  # which, unlike Path's, says no where it may not look
         return directory
-    if text.strip() and directory.exists():
+    if text.strip() and os.path.exists(directory):
         raise ValueError(f"{text} is a file: give the directory that holds the checkpoint")
     if not _HUB_ID.fullmatch(text):
         raise FileNotFoundError(

@@ -4,7 +4,7 @@ import errno
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -23,9 +23,9 @@ def staged(destination: Path, nbytes: int) -> Iterator[Path]:
     """
     check_new(destination)
     made = [folder for folder in (destination.parent, *destination.parent.parents) if not folder.exists()]
-    destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.parent / f".{destination.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(destination.parent).free
         if free < nbytes:
             raise OSError(errno.ENOSPC, f"{nbytes / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free")
@@ -36,7 +36,8 @@ def staged(destination: Path, nbytes: int) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         for folder in made:
-            folder.rmdir()
+            with suppress(OSError):  # not made, or in use by something else
+                folder.rmdir()
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise ValueError(f"the disk is too full for {destination}: {error.strerror}; nothing was kept") from error
         raise

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -96,13 +97,13 @@ class ModelConfig:
         Raises FileNotFoundError if the directory or the file is missing, ValueError (with the file's path) otherwise.
         """
         directory = Path(directory)
-        if not directory.is_dir():
+        if not os.path.isdir(directory):  # which, unlike Path's, says no where it may not look
             raise FileNotFoundError(f"no such directory: {directory} (expected a checkpoint with a {CONFIG_FILE})")
         path = directory / CONFIG_FILE
-        if not path.exists():
-            raise FileNotFoundError(f"no {CONFIG_FILE} in {directory}: a checkpoint directory must hold one")
         try:
             mapping = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"no {CONFIG_FILE} in {directory}: a checkpoint directory must hold one") from error
         except (OSError, ValueError) as error:  # ValueError covers malformed JSON and malformed UTF-8
             raise ValueError(f"{path} cannot be read as JSON: {error}") from error
         if not isinstance(mapping, dict):

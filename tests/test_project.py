@@ -106,6 +106,13 @@ class TestMakefile:
         assert "Found no Python 3.11 or newer" in done.stderr and python in done.stderr
         assert not (project / ".venv").exists()
 
+    def test_a_python_that_is_gone_makes_the_installation_stale(self, project):
+        self._fake_venv(project, "exit 0")
+        assert self._make(project, "generate").returncode == 0
+        (project / ".venv" / "bin" / "python").unlink()
+        assert "Found no Python" in self._make(project, "generate", "PYTHON=false").stderr
+        assert not (project / ".venv" / ".base").exists()
+
     def test_a_failed_installation_leaves_no_stamp(self, project):
         self._fake_venv(project, 'case "$*" in *--version*) exit 0;; *) exit 1;; esac')
         for target in ("generate", "test", "lint"):

@@ -20,11 +20,11 @@ HELD_OUT_PART = 999_983  # a part number that no pool reaches
 
 
 def _append(pool: Pool, token: jax.Array, prompt: jax.Array, length: jax.Array) -> Pool:
-    rows = (token, prompt, length)
-    filled = tuple(
-        jax.lax.dynamic_update_slice_in_dim(old, new, pool.filled, 0) for old, new in zip(pool[:3], rows, strict=True)
-    )
-    return Pool(*filled, pool.filled + len(token))
+    def write(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new, pool.filled, 0)
+
+    filled = pool.filled + len(token)
+    return Pool(write(pool.token, token), write(pool.prompt, prompt), write(pool.length, length), filled)
 
 
 class Feed:
@@ -69,16 +69,17 @@ class Feed:
 
     def held_out(self) -> tuple[Pool, ...]:
         """Sequences that are in no pool, of every bin."""
-        return tuple(Pool(*self._put(rows), jnp.int32(len(rows[1]))) for rows in self._held_out.result())
+        return tuple(Pool(*self._put(rows), filled=jnp.int32(len(rows[1]))) for rows in self._held_out.result())
 
     def cancel(self) -> None:
         """Forget what is ordered and not begun."""
         for future in (self._held_out, *self._ordered):
             future.cancel()
 
-    def _put(self, rows: Rows) -> list[jax.Array]:
-        dtypes = (np.uint16, np.int32, np.int32)
-        return [jax.device_put(np.asarray(x, dtype), self.sharding) for x, dtype in zip(rows, dtypes, strict=True)]
+    def _put(self, rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
+        token, prompt, length = rows
+        host = (np.asarray(token, np.uint16), np.asarray(prompt, np.int32), np.asarray(length, np.int32))
+        return jax.device_put(host, self.sharding)
 
 
 def seed_of(seed: int, part: int) -> int:

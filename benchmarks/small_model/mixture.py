@@ -27,7 +27,7 @@ class Mixture:
             raise ValueError(f"{self.raw=} must be in [0, 1]")
 
 
-ZERO_SHOT = Mixture(word_problems=0.55, functions=0.35, gsm8k=0.10, raw=0.2)
+ZERO_SHOT = Mixture(word_problems=0.6, functions=0.3, gsm8k=0.1, raw=0.2)
 FEW_SHOT = Mixture(word_problems=0.6, functions=0.2, gsm8k=0.2, raw=0.5)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,7 @@ def hidden_states(config: ModelConfig, parameters: dict[str, Array], token: Arra
     )
     project = partial(project_qkv, n_heads=config.n_heads, head_dim=config.head_dim, rope_theta=config.rope_theta)
     project = jax.vmap(project, in_axes=(0, None, None, None))  # the angles of rope are those of one sequence
-    x = embed(parameters["embedding"], token, (config.mask_token_id, config.eos_token_id))
+    x = jnp.asarray(embed(parameters["embedding"], token, (config.mask_token_id, config.eos_token_id)))
     for layer in model.layers:
         normed = rms_norm(x, layer.attn_norm[...], config.norm_eps)
         attended = attention(*project(normed, layer.qkv[...], None, jnp.arange(length)))
@@ -191,7 +191,7 @@ def make_cycle(
 
         gradient, losses = jax.lax.psum(jax.grad(loss, has_aux=True)(state.weights), "data")
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.weights)
-        weights = optax.apply_updates(state.weights, updates)
+        weights = cast(Weights, optax.apply_updates(state.weights, updates))
         return State(weights, optimizer_state, state.step + 1), losses
 
     def cycle(state: State, pools: tuple[Pool, ...]) -> tuple[State, tuple[Losses, ...]]:

@@ -184,7 +184,7 @@ def train(
             "seconds": round(now - began, 1),
             "steps_per_second": round(speed, 2),
             "tokens_per_second": round(speed * tokens / per_cycle),
-            "learning_rate": float(f"{float(rate(measured)):.3g}"),
+            "learning_rate": float(f"{float(np.asarray(rate(measured))):.3g}"),
             "pool": int(feed.pools[0].filled),
             "anywhere": {bin.length: losses.anywhere for bin, losses in zip(bins, means, strict=True)},
             "window": {bin.length: losses.window for bin, losses in zip(bins, means, strict=True)},

@@ -4,6 +4,8 @@ Stacked, a step updates a dozen arrays instead of a hundred; apart, an optimiser
 v, gate and up each on its own.
 """
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -78,9 +80,9 @@ def make_optimizer(name: str, rate: optax.Schedule) -> optax.GradientTransformat
     def decayed(weights: Weights) -> dict[str, bool]:
         return {path: path in (*HIDDEN, "embedding", "head") for path in weights}
 
-    def dimensions(weights: Weights) -> dict[str, optax.contrib.MuonDimensionNumbers | None]:
+    def dimensions(weights: optax.Params) -> optax.Params:
         hidden = optax.contrib.MuonDimensionNumbers(reduction_axis=-1, output_axis=-2)
-        return {path: hidden if path in HIDDEN else None for path in weights}
+        return cast(optax.Params, {path: hidden if path in HIDDEN else None for path in cast(Weights, weights)})
 
     if name == "adamw":
         update = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1, mask=decayed, mu_dtype=jnp.bfloat16)

@@ -25,7 +25,7 @@ _DOING = {
     "*": "[multiplying {a} by {b}|{a} times {b}|the product of {a} and {b}]",
     "/": "[dividing {a} by {b}|{a} divided by {b}|the quotient of {a} and {b}]",
 }
-_LEADS = {"first": "[|first, |]", "middle": "[|then |]", "last": "[|finally, |so ]"}
+_LEADS = {"first": "[|first, |]", "middle": "[|then |next, ]", "last": "[|finally, |so ]"}
 _FORMS = (
     "{lead}{clause_shown}.",
     "{shown}[, so|, which means|. That means] {clause}.",
@@ -35,9 +35,10 @@ _FORMS = (
     "[to find|to get|for] {label}, [compute|we need|take] {shown}{unit}.",
     "what is {label}? [It is|That is|We get] {shown}{unit}.",
     "{label}: {shown}{unit}.",
+    "[we know|we see|note] that {clause_shown}.",
 )
-MANNERS = 2
-"""Which of the alternatives an answer takes, throughout."""
+MANNERS = 3
+"""A manner picks the alternatives of an answer and leaves out every third form: 6 forms for each step."""
 
 _BEFORE = (
     "[it is a [sunny|rainy|cold|windy|quiet|busy] [day|morning|evening|weekend].|"
@@ -45,9 +46,6 @@ _BEFORE = (
     "please [solve this|answer the question|help with this].|[consider|think about] this.]"
 )
 _AFTER = "[show your work.|explain each step.|think step by step.|write down the steps.|give the steps and the answer.]"
-_CLOSING = (
-    "[the answer is|so the answer is|answer:|the result is|so the result is|that gives|the final answer is|we get]"
-)
 
 
 class OutOfRange(Exception):
@@ -122,7 +120,8 @@ def calculate(a: int, operation: str, b: int) -> int:
 def phrase(step: Step, lead: str, manner: int, random: Random) -> str:
     """A sentence that works a step, in one of several forms; `lead` may come first."""
     unit = _UNIT.search(step.clause)
-    text = _one_of(_FORMS, random).replace("{lead}", lead)
+    forms = [form for index, form in enumerate(_FORMS) if (index + manner) % MANNERS]
+    text = _one_of(forms, random).replace("{lead}", lead)
     for name, part in (
         ("{doing}", _DOING[step.operation].replace("{a}", str(step.a)).replace("{b}", str(step.b))),
         ("{label}", step.label),
@@ -138,8 +137,9 @@ def phrase(step: Step, lead: str, manner: int, random: Random) -> str:
 class Story:
     """A word problem being written: what the question says and the steps of the answer."""
 
-    def __init__(self, random: Random, steps: int):
+    def __init__(self, random: Random, steps: int, manner: int = 0):
         self.random = random
+        self.manner = manner
         self.steps = steps
         self.told: list[str] = []
         self._worked: list[Step] = []
@@ -205,14 +205,10 @@ class Story:
 
     def answer(self) -> str:
         """The worked steps and the line `#### result`."""
-        random, last = self.random, len(self._worked) - 1
-        manner = int(random.random() * MANNERS)
+        last = len(self._worked) - 1
         leads = [_LEADS["last" if index == last else "middle" if index else "first"] for index in range(last + 1)]
-        lines = [phrase(step, lead, manner, random) for step, lead in zip(self._worked, leads, strict=True)]
-        if random.random() < 0.0:
-            lines.append(sentence(in_manner(f"{_CLOSING} {self.value}.", manner)))
-        between = " " if random.random() < 0.0 else "\n"
-        return f"{between.join(lines)}\n#### {self.value}"
+        lines = [phrase(step, lead, self.manner, self.random) for step, lead in zip(self._worked, leads, strict=True)]
+        return "\n".join([*lines, f"#### {self.value}"])
 
     def question(self) -> str:
         """The told sentences as one paragraph, sometimes with a sentence before or after that says nothing."""

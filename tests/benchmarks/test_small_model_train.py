@@ -1,5 +1,6 @@
 """The small model's training: noise by its statistics, the loss and the update against plain ones, files by reading."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -169,7 +170,7 @@ def settings(output: Path, tokenizer: Path, **changes) -> train.Settings:
         "steps": 48,
         "batch": 1,
         "learning_rate": 1e-2,
-        "optimizer": "muon",
+        "optimizer": "adamw",
         "pool": 64,
         "seed": 3,
         "resume": False,
@@ -182,6 +183,19 @@ def run(chosen: train.Settings) -> dict:
         return train.train(chosen, CONFIG, build, executor, bins=(BIN,), part=32, part_rows=(32,))
 
 
+@pytest.fixture
+def compile_once(tmp_path: Path) -> Iterator[None]:
+    """Runs that are the same program share its compilation."""
+    changes = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 1.0}
+    before = {name: getattr(jax.config, name) for name in changes}
+    for name, value in changes.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("compile_once")
 def test_training_learns_exports_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()

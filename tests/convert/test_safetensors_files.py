@@ -109,6 +109,14 @@ def test_bytes_after_the_tensors_are_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "a")
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = make(tmp_path / "a") / FILE
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ValueError, match=f"{file} cannot be read: Is a directory"):
+        open_checkpoint(tmp_path / "a")
+
+
 def test_a_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
     file = make(tmp_path / "a") / FILE
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
