@@ -28,7 +28,7 @@ def proportion(case: Mapping[str, Any], metric: str, successes: int, trials: int
     z, p = 1.959964, successes / trials
     centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return row(case, metric, "fraction", p, low=centre - half, high=centre + half, repeats=trials)
+    return row(case, metric, "fraction", p, low=max(0.0, centre - half), high=min(1.0, centre + half), repeats=trials)
 
 
 def write(file: Path, *, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -52,7 +52,8 @@ def hardware() -> str:
     device = jax.devices()[0]
     if device.platform != "cpu":
         return device.device_kind
-    names = (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return f"CPU: {next(names, platform.machine())}, {len(os.sched_getaffinity(0))} cores"
 
 

@@ -27,7 +27,8 @@ from benchmarks.small_model import pool
 from benchmarks.small_model.checkpoint import export, load_state, save_state
 from benchmarks.small_model.feed import Build, Feed, Rows
 from benchmarks.small_model.step import Bin, Losses, State, held_out_losses, make_cycle
-from benchmarks.small_model.weights import initial, make_optimizer, schedule, unpack
+from benchmarks.small_model.weights import initial, make_optimizer, pack, schedule, unpack
+from convert import load
 from fdllm_jax.config import ModelConfig
 
 BATCH_TOKENS = 256  # of a sequence of `batch`
@@ -56,6 +57,7 @@ class Settings:
     optimizer: str
     pool: int
     seed: int
+    weights: str | None
     resume: bool
 
     def __post_init__(self) -> None:
@@ -146,6 +148,11 @@ def train(
         return State(weights, optimizer.init(weights), jnp.int32(0))
 
     state = jax.jit(start, out_shardings=everywhere)(jax.random.key(settings.seed))
+    if settings.weights is not None:
+        given_config, parameters = load(Path(settings.weights), dtype=jnp.dtype(jnp.float32))
+        if given_config != config:
+            raise ValueError(f"--weights {settings.weights}: of another shape or vocabulary than the model to train")
+        state = jax.device_put(state._replace(weights=pack(config, parameters)), everywhere)
     saved = output / "state" / "state.npz"
     if settings.resume:
         state = jax.device_put(load_state(saved, state), everywhere)
@@ -247,6 +254,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--pool", type=int, default=2_000_000, help="zero-shot sequences to make")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--weights", metavar="DIR", help="start from this checkpoint's weights")
     parser.add_argument("--resume", action="store_true", help="go on from OUTPUT's state")
     try:
         settings = Settings(**vars(parser.parse_args()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.small_model import stories
-from benchmarks.small_model.wording import MANNERS, OutOfRange, Story
+from benchmarks.small_model.wording import OutOfRange, Story
 
 SPLITS = ("train", "test")
 TEST_SHARE = 16
@@ -42,9 +42,8 @@ def draw(random: Random, split: str = "train") -> Problem:
     """A problem of a split, drawn with `random`."""
     while True:
         steps = 1 + int(random.random() * 4)
-        index = int(random.random() * len(stories.ALL))
-        skeleton = stories.ALL[index]
-        story = Story(random, steps, manner=(index + steps) % MANNERS)
+        skeleton = stories.ALL[int(random.random() * len(stories.ALL))]
+        story = Story(random, steps)
         try:
             skeleton(story)
         except OutOfRange:

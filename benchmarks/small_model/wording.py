@@ -137,9 +137,8 @@ def phrase(step: Step, lead: str, manner: int, random: Random) -> str:
 class Story:
     """A word problem being written: what the question says and the steps of the answer."""
 
-    def __init__(self, random: Random, steps: int, manner: int = 0):
+    def __init__(self, random: Random, steps: int):
         self.random = random
-        self.manner = manner
         self.steps = steps
         self.told: list[str] = []
         self._worked: list[Step] = []
@@ -204,10 +203,11 @@ class Story:
         return result
 
     def answer(self) -> str:
-        """The worked steps and the line `#### result`."""
+        """The worked steps, all in one manner that is drawn here, and the line `#### result`."""
+        manner = int(self.random.random() * MANNERS)
         last = len(self._worked) - 1
         leads = [_LEADS["last" if index == last else "middle" if index else "first"] for index in range(last + 1)]
-        lines = [phrase(step, lead, self.manner, self.random) for step, lead in zip(self._worked, leads, strict=True)]
+        lines = [phrase(step, lead, manner, self.random) for step, lead in zip(self._worked, leads, strict=True)]
         return "\n".join([*lines, f"#### {self.value}"])
 
     def question(self) -> str:
