@@ -6,7 +6,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
-PROMPT = A baker makes 12 trays of 8 rolls and sells 70 of them. How many rolls are left?
+PROMPT = Karl bakes 12 trays of rolls, with 8 on each tray. He sells 70 of them. How many rolls does Karl have left?
 TESTS = -n 2
 override export PROMPT_TEXT := $(value PROMPT)
 

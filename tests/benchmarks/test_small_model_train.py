@@ -173,6 +173,7 @@ def settings(output: Path, tokenizer: Path, **changes) -> train.Settings:
         "optimizer": "adamw",
         "pool": 64,
         "seed": 3,
+        "weights": None,
         "resume": False,
     }
     return train.Settings(tokenizer=str(tokenizer), output=str(output), **(chosen | changes))

@@ -45,8 +45,11 @@ def test_ragged_batch_equals_reference(llm: LLM, reference: ReferenceLLaDA, sett
         assert result.token_ids == sample.tokens
         assert (result.steps, result.forwards) == (sample.steps, sample.forwards)
         count = len(sample.tokens)
-        assert result.step_of == sample.commit_step[:count]
-        np.testing.assert_allclose(result.confidence_of, sample.confidence[:count], rtol=1e-3)
+        confidence = np.array(sample.confidence[:count])
+        np.testing.assert_allclose(result.confidence_of, confidence, rtol=1e-3)
+        # Where confidences are 1 but for rounding, which of them goes first is rounding too.
+        differs = np.array(result.step_of) != np.array(sample.commit_step[:count])
+        assert np.all(confidence[differs] > 1 - 1e-5)
 
 
 @pytest.mark.parametrize("settings", [SHORT, THRESHOLD], ids=["llada", "threshold"])

@@ -1,1 +1,5 @@
-"""The PyTorch reference that the package is checked against. It shares no code with it."""
+"""Independent PyTorch references: the model and the samplers, written plainly and sharing no code with the engine."""
+
+import torch
+
+torch.set_num_threads(1)  # small tensors on a busy machine: more threads only wait for each other
