@@ -55,7 +55,7 @@ def anywhere(key: PRNGKeyArray, sequence: Sequence, rate: Float[Array, ""], full
     masked = answer & (jax.random.uniform(mask_key, (full,)) < rate)
     counted = masked & ((position < sequence.length) | (jax.random.uniform(fill_key, (full,)) < FILL_WEIGHT))
     size = jnp.sum(jnp.where(answer, _worth(position, sequence), 0.0))
-    return Noise(masked, counted / (rate * size))
+    return Noise(masked, jnp.where(counted, 1 / (rate * size), 0.0))
 
 
 def window(key: PRNGKeyArray, sequence: Sequence, rate: Float[Array, ""], full: int) -> Noise:
@@ -92,7 +92,7 @@ def pick(
     count = jnp.maximum(rank[-1] + 1, 1)
     turn = (rank + jax.random.randint(key, (), 0, count)) % count
     place = counted[None] & (turn[None] == jnp.arange(most)[:, None])
-    scale = jnp.maximum(count / most, 1.0)
+    scale = jnp.maximum(count.astype(jnp.float32) / most, 1.0)
     return place, scale * jnp.sum(jnp.where(place, weight[None], 0.0), axis=-1)
 
 

@@ -22,7 +22,7 @@ def step(model: LLaDA, state: DecodeState, method: Method) -> DecodeState:
     prediction = _predict(logits, state, method, window)
     committed, rule = method.commit(state, window, prediction)
     state = _write(state, window, prediction, committed & state.live[:, None], rule)
-    state = replace(state, step=state.step + state.live)
+    state = replace(state, step=state.step + state.live.astype(jnp.int32))
     return method.advance(state)
 
 
@@ -62,7 +62,7 @@ def _window_logits(
         scale = state.request.cfg_scale[:, None, None]
         logits = unconditional + (scale + 1) * (logits - unconditional)
     passes = 2 if method.guided else 1
-    return logits, replace(state, cache=output.cache, forwards=state.forwards + passes * state.live)
+    return logits, replace(state, cache=output.cache, forwards=state.forwards + passes * state.live.astype(jnp.int32))
 
 
 def _predict(logits: Array, state: DecodeState, method: Method, window: Window) -> Prediction:

@@ -51,7 +51,7 @@ class LLaDASampler:
         gen_length, steps = state.request.gen_length, state.request.steps
         length = jnp.minimum(self.block_length, gen_length - state.block * self.block_length)
         blocks = jnp.maximum(1, -(-gen_length // self.block_length))
-        block_steps = steps // blocks + (state.block < steps % blocks)
+        block_steps = steps // blocks + (state.block < steps % blocks).astype(jnp.int32)
         start = state.request.prompt_length + state.block * self.block_length
         return start, length, jnp.clip(block_steps, 1, jnp.maximum(1, length))
 
@@ -65,7 +65,7 @@ class LLaDASampler:
     def commit(self, state: DecodeState, window: Window, prediction: Prediction) -> tuple[Array, Array]:
         """The quota of this step of the block."""
         _, length, steps = self._block(state)
-        count = length // steps + (state.block_step < length % steps)
+        count = length // steps + (state.block_step < length % steps).astype(jnp.int32)
         confidence = prediction.confidence
         if self.remasking == "random":
             confidence = uniform(state.request.seed, state.step, window.position)
@@ -82,8 +82,8 @@ class LLaDASampler:
         )
         return replace(
             state,
-            block=state.block + block_done,
-            block_step=jnp.where(block_done, 0, state.block_step + state.live),
+            block=state.block + block_done.astype(jnp.int32),
+            block_step=jnp.where(block_done, 0, state.block_step + state.live.astype(jnp.int32)),
             live=state.live & ~(block_done & ended),
         )
 
