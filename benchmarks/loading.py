@@ -3,26 +3,22 @@
 `python -m benchmarks.loading` makes a 1 GB checkpoint in a temporary directory and writes results/loading.json.
 """
 
-import datetime
-import json
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 from safetensors import safe_open
 
+from benchmarks import report
 from benchmarks.synthetic import write_checkpoint
 from convert import load
 from convert.checkpoint import SINGLE_FILE
 from fdllm_jax.config import ModelConfig
 
-RESULTS = Path(__file__).parent / "results" / "loading.json"
 REPEATS = 5
 CONFIG = ModelConfig(
     vocab_size=32768,
@@ -57,8 +53,8 @@ def seconds(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(directory: Path, repeats: int) -> list[dict[str, Any]]:
-    """Rows of results: the two alternate, after one warm-up each, so the file is in the page cache."""
+def measure(directory: Path, repeats: int) -> dict[str, Any]:
+    """A row of results: the two alternate, after one warm-up each, so the file is in the page cache."""
     actions = {"load": lambda: load(directory)[1], "bare": lambda: bare_loop(directory / SINGLE_FILE)}
     times: dict[str, list[float]] = {name: [] for name in actions}
     for repeat in range(repeats + 1):
@@ -66,19 +62,17 @@ def measure(directory: Path, repeats: int) -> list[dict[str, Any]]:
             taken = seconds(action)
             if repeat:
                 times[name].append(taken)
-    return [
-        {
-            "case": {"op": "load", "bytes": (directory / SINGLE_FILE).stat().st_size},
-            "metric": "time",
-            "unit": "s",
-            "median": statistics.median(times["load"]),
-            "low": min(times["load"]),
-            "high": max(times["load"]),
-            "repeats": repeats,
-            "floor": None,
-            "baseline": {"name": "bare loop of safe_open and device_put", "median": statistics.median(times["bare"])},
-        }
-    ]
+    baseline = {"name": "bare loop of safe_open and device_put", "median": statistics.median(times["bare"])}
+    return report.row(
+        {"op": "load", "bytes": (directory / SINGLE_FILE).stat().st_size},
+        "time",
+        "s",
+        statistics.median(times["load"]),
+        low=min(times["load"]),
+        high=max(times["load"]),
+        repeats=repeats,
+        baseline=baseline,
+    )
 
 
 def main() -> None:
@@ -86,20 +80,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "checkpoint"
         write_checkpoint(directory, CONFIG, dtype="bfloat16", seed=1, shard_bytes=2**40)
-        rows = measure(directory, REPEATS)
-    device = jax.devices()[0]
-    result = {
-        "command": "python -m benchmarks.loading",
-        "date": datetime.date.today().isoformat(),
-        "hardware": device.device_kind if device.platform != "cpu" else f"CPU ({platform.machine()})",
-        "versions": {name: version(name) for name in ("jax", "numpy", "safetensors")},
-        "settings": {"dtype": "bfloat16", "d_model": CONFIG.d_model, "n_layers": CONFIG.n_layers, "warm_up": 1},
-        "rows": rows,
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    row = rows[0]
-    print(f"{result['hardware']}, {result['versions']}, {result['settings']}, {REPEATS} repeats")
+        row = measure(directory, REPEATS)
+    settings = {"dtype": "bfloat16", "d_model": CONFIG.d_model, "n_layers": CONFIG.n_layers, "warm_up": 1}
+    report.write(report.RESULTS / "loading.json", settings=settings, rows=[row])
+    print(f"{report.hardware()}, {settings}, {REPEATS} repeats")
     print(f"load {row['median']:.3f} s ({row['low']:.3f} to {row['high']:.3f})")
     print(f"bare loop {row['baseline']['median']:.3f} s; ratio {row['median'] / row['baseline']['median']:.2f}")
 

@@ -28,7 +28,7 @@ def test_loading_takes_less_than_half_as_much_again_as_a_bare_loop(tmp_path: Pat
 def test_the_benchmark_writes_what_the_results_format_asks(tmp_path: Path) -> None:
     small = dataclasses.replace(CONFIG, n_layers=1, d_model=256, n_heads=2, n_kv_heads=2, mlp_size=256)
     write_checkpoint(tmp_path / "a", small, dtype="bfloat16", seed=5, shard_bytes=2**40)
-    (row,) = measure(tmp_path / "a", repeats=2)
+    row = measure(tmp_path / "a", repeats=2)
     assert row["case"]["bytes"] == (tmp_path / "a" / "model.safetensors").stat().st_size
     assert (row["metric"], row["unit"], row["repeats"]) == ("time", "s", 2)
     assert 0 < row["low"] <= row["median"] <= row["high"]

@@ -1,0 +1,50 @@
+"""The committed results are whole, and the documents' tables are made from them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.tables import DOCUMENTS, filled
+
+ROW = {"case", "metric", "unit", "median", "low", "high", "repeats", "floor", "baseline"}
+
+
+@pytest.mark.parametrize("file", sorted(report.RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_results_hold_what_is_needed_to_repeat_them(file: Path) -> None:
+    results = json.loads(file.read_text(encoding="utf-8"))
+    assert set(results) == {"command", "date", "hardware", "versions", "settings", "rows"}
+    assert results["command"].startswith("python -m benchmarks.") and results["rows"]
+    for row in results["rows"]:
+        assert set(row) == ROW
+        assert row["low"] <= row["median"] <= row["high"] and row["repeats"] >= 1
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.parent.name))
+def test_tables_are_those_of_the_results(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert "<!-- table:" in text
+    assert filled(text) == text
+
+
+def test_the_shipped_checkpoint_keeps_its_promises() -> None:
+    rows = json.loads((report.RESULTS / "small_model.json").read_text(encoding="utf-8"))["rows"]
+    figures = {(r["case"]["task"], r["case"]["method"], r["metric"]): r for r in rows}
+    problems = figures["word_problems", "llada", "accuracy"]
+    assert problems["median"] >= 0.8 and problems["repeats"] == 2000
+    code = figures["functions", "llada", "accuracy"]
+    assert code["median"] >= 0.7 and code["repeats"] == 500
+    assert 2.5 <= figures["word_problems", "threshold", "tokens_per_step"]["median"] <= 4
+    for row in (problems, code):
+        settings = row["case"]
+        assert settings["steps"] == settings["gen_length"] and settings["block_length"] == 16
+
+
+def test_proportions_have_wilson_intervals(tmp_path: Path) -> None:
+    row = report.proportion({"task": "t"}, "accuracy", 81, 263)
+    assert (round(row["low"], 3), round(row["high"], 3)) == (0.255, 0.366)  # Newcombe (1998), table I
+    assert report.proportion({}, "accuracy", 5, 5)["high"] == 1.0
+    report.write(tmp_path / "a" / "x.json", settings={"s": 1}, rows=[row])
+    assert json.loads((tmp_path / "a" / "x.json").read_text())["rows"] == [row]
+    assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "x.json"]
