@@ -6,6 +6,7 @@ from itertools import groupby
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 from fdllm_jax.engine import Snapshot, Watcher
@@ -40,6 +41,9 @@ def display(tokenizer: Tokenizer, prompts: int) -> Iterator[Watcher]:
                 if prompts > 1:
                     parts.append(Text(f"── prompt {snapshot.index + 1}", style="bold"))
                 parts.append(render(tokenizer, snapshot))
-            live.update(Group(*parts), refresh=True)
+            # The end of what does not fit: the terminal cannot redraw what has scrolled out of it.
+            lines = console.render_lines(Group(*parts), pad=False)[-max(1, console.height - 2) :]
+            joined = [segment for line in lines for segment in (*line, Segment.line())]
+            live.update(Segments(joined[:-1]), refresh=True)
 
         yield watch

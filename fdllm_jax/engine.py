@@ -1,11 +1,12 @@
 """The engine: prompts in, texts out, through the slots of one decode state."""
 
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,8 @@ SHIPPED = ASSETS / "fdllm-9m"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 CAPACITY_STEP = 64  # automatic capacities are multiples of this, so that near lengths share a compiled program
 MOST_SLOTS = 32
-STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks at the text, where a stop string may end it
+STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks of the host: for stop strings, and for Ctrl-C
+MOST_ROWS = 2**31  # cache rows are counted in int32
 
 _admit = partial(jax.jit, static_argnames="mask_token_id", donate_argnames="state")(admit)
 
@@ -106,8 +108,8 @@ class LLM:
         kernels: str = "auto",
     ):
         for name, value in (("slots", slots), ("capacity", capacity)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name}={value!r}: expected an integer of at least 1, or None")
         if dtype not in DTYPES:
             raise ValueError(f"{dtype=} is unknown: expected one of {', '.join(DTYPES)}")
         choose(kernels)
@@ -123,6 +125,8 @@ class LLM:
                 f"{directory}: the tokenizer has {self.tokenizer.size} ids and the model only "
                 f"{self.config.vocab_size}; they are not of the same checkpoint"
             )
+        if capacity is not None and capacity > self.config.max_sequence_length:
+            raise ValueError(f"{capacity=} is more than the model's context, {self.config.max_sequence_length}")
         self.slots, self.capacity = slots, capacity
         self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters))
         self._programs: dict[tuple[int, int, Method], Callable[[nnx.State, DecodeState, jax.Array], DecodeState]] = {}
@@ -143,7 +147,7 @@ class LLM:
             share method and block_length and the method's switches.
         watch: called after every denoising step with the running requests, to show text as it is decoded.
         """
-        ids = self._encode([prompts] if isinstance(prompts, str) else list(prompts), raw)
+        ids = self._encode(prompts, raw)
         each = self._settings(len(ids), settings)
         method = self._method(each)
         capacity = self._check_lengths(ids, each)
@@ -160,14 +164,15 @@ class LLM:
                     running[slot] = waiting.pop()
                     state = self._admit(state, slot, running[slot])
                     running[slot].started = time.perf_counter()
-            looks = watch is not None or any(r.settings.stop for r in running.values())
-            max_steps = (1 if watch is not None else STEPS_BETWEEN_LOOKS) if looks else capacity
+            max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
             state = program(self._parameters, state, jnp.int32(max_steps))
             live = np.array(state.live)
             if watch is not None:
                 watch([_snapshot(state, slot, r) for slot, r in running.items()])
             for slot, request in list(running.items()):
-                finished = self._harvest(state, slot, request, done=not live[slot]) if looks or not live[slot] else None
+                if live[slot] and not request.settings.stop:
+                    continue
+                finished = self._harvest(state, slot, request, done=not live[slot])
                 if finished is not None:
                     live[slot] = False
                     results[request.index] = finished
@@ -175,34 +180,61 @@ class LLM:
             state = replace(state, live=jnp.asarray(live))
         return [results[i] for i in range(len(ids))]
 
-    def _encode(self, prompts: Sequence[str | Sequence[int]], raw: bool) -> list[list[int]]:
+    def _encode(self, prompts: Any, raw: bool) -> list[list[int]]:
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping | Set):
+            raise ValueError(f"prompts={prompts!r:.80}: expected a text, or a list of texts or of lists of token ids")
+        prompts = list(prompts)
         if not prompts:
             raise ValueError("no prompts: expected at least one")
         ids = []
         for i, prompt in enumerate(prompts):
             try:
-                if isinstance(prompt, str):
-                    ids.append(self.tokenizer.encode_raw(prompt) if raw else self.tokenizer.encode_chat(prompt))
-                else:
-                    ids.append([int(token) for token in prompt])
-                    self.tokenizer.check_ids(ids[-1])
+                ids.append(self._encode_one(prompt, raw))
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}" if len(prompts) > 1 else str(error)) from error
         return ids
+
+    def _encode_one(self, prompt: Any, raw: bool) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode_raw(prompt) if raw else self.tokenizer.encode_chat(prompt)
+        token_ids = (
+            list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, bytes | Mapping | Set) else None
+        )
+        if token_ids is None or any(isinstance(token, bool) or not hasattr(token, "__index__") for token in token_ids):
+            raise ValueError(
+                f"{prompt!r:.80}: expected a text or a list of token ids (one prompt of ids is [[1, 2, 3]])"
+            )
+        token_ids = [operator.index(token) for token in token_ids]
+        self.tokenizer.check_ids(token_ids)
+        return token_ids
 
     def _settings(self, count: int, settings: Settings | Sequence[Settings] | None) -> list[Settings]:
         if settings is None or isinstance(settings, Settings):
             settings = settings or Settings()
             return [replace(settings, seed=(settings.seed + i) % 2**32) for i in range(count)]
+        if not isinstance(settings, list | tuple) or not all(isinstance(s, Settings) for s in settings):
+            raise ValueError(f"settings={settings!r:.80}: expected Settings, or a list with Settings for each prompt")
         if len(settings) != count:
             raise ValueError(f"{len(settings)} settings for {count} prompts: expected one for each, or one for all")
         return list(settings)
 
     def _method(self, each: Sequence[Settings]) -> Method:
-        methods = {method_of(s, eos_ids=self.tokenizer.eos_ids) for s in each}
-        if len(methods) > 1:
-            raise ValueError("the settings of one call must share method, block_length and the method's switches")
-        return methods.pop()
+        longest = max(s.gen_length for s in each)
+        methods = [method_of(s, eos_ids=self.tokenizer.eos_ids, longest=longest) for s in each]
+        other = next((i for i, method in enumerate(methods) if method != methods[0]), None)
+        if other is not None:
+            used, others = (
+                each[0].used() | {"method": each[0].method},
+                each[other].used() | {"method": each[other].method},
+            )
+            free = ("gen_length", "seed", "stop", "temperature", "steps", "threshold")
+            differ = [n for n in used.keys() | others.keys() if n not in free and used.get(n) != others.get(n)]
+            raise ValueError(
+                f"the settings of prompts 0 and {other} differ in {', '.join(sorted(differ))}: one call has one of each"
+            )
+        return methods[0]
 
     def _check_lengths(self, ids: Sequence[Sequence[int]], each: Sequence[Settings]) -> int:
         """The capacity to decode with; refuses what does not fit the model's context or a given capacity."""
@@ -222,6 +254,8 @@ class LLM:
         return min(-(-max(totals) // CAPACITY_STEP) * CAPACITY_STEP, self.config.max_sequence_length)
 
     def _program(self, slots: int, capacity: int, method: Method) -> Callable:
+        if slots * capacity >= MOST_ROWS:
+            raise ValueError(f"{slots=} of {capacity=} are more than {MOST_ROWS - 1} cache rows: use fewer slots")
         key = (slots, capacity, method)
         if key not in self._programs:
             start = time.perf_counter()

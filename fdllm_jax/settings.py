@@ -1,8 +1,8 @@
 """What a generation is asked for: one name for each setting in the code, the command lines and the results."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 SHARED = ("gen_length", "block_length", "temperature", "seed", "stop")
+LARGEST_SCALE = 1e4  # of temperature and guidance: far beyond use, far below overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,11 @@ class Settings:
     method: "llada" (LLaDA's sampler: a quota of tokens a step, block by block) or "threshold" (every token of a
         sliding decode window whose confidence reaches `threshold`, at least one).
     gen_length: response positions, in tokens.
-    block_length: tokens of a block (llada) or of the decode window (threshold; the paper's β).
+    block_length: tokens of a block (llada) or of the decode window (threshold; the paper's β); what exceeds gen_length
+        makes no difference.
     temperature: of the Gumbel noise; 0 takes the argmax.
     seed: of the request's noise, 0 <= seed < 2^32.
-    stop: strings that end the text; they and what follows are cut.
+    stop: strings that end the text; they and what follows are cut. A list will do.
     steps: denoising steps over all blocks (llada); one a token when None.
     remasking: what ranks predictions (llada).
     cfg_scale: classifier-free guidance w, logits u + (w + 1)(z - u) (llada); 0 is off.
@@ -42,7 +44,7 @@ class Settings:
     confidence_eos_eot_inf: predictions of EOS and end-of-turn are committed last (llada).
     threshold: confidence from which tokens are committed (threshold; the paper's ε), in (0, 1].
 
-    Raises ValueError that names every field at fault.
+    Numbers may be NumPy's. Raises ValueError that names every field at fault.
     """
 
     method: str = "llada"
@@ -67,6 +69,8 @@ class Settings:
             for name in options
             if name not in METHODS[self.method] and getattr(self, name) is not None
         ]
+        for name in self.__slots__:
+            object.__setattr__(self, name, _plain(getattr(self, name)))
         faults += _faults(self)
         if faults:
             raise ValueError("; ".join(faults))
@@ -83,30 +87,45 @@ class Settings:
         return {name: self.value(name) for name in (*SHARED, *METHODS[self.method])}
 
 
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and lists of strings as Python's own."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _faults(settings: Settings) -> list[str]:
     faults = []
 
-    def check(name: str, kind: type, fits: Any, expected: str) -> None:
-        value = settings.value(name) if name not in SHARED else getattr(settings, name)
-        accepted = (int, float) if kind is float else kind
-        if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)) or not fits(value):
+    def check(name: str, kind: type | tuple[type, ...], fits: Callable[[Any], bool], expected: str) -> None:
+        value = settings.value(name)
+        is_flag = isinstance(value, bool)
+        if not isinstance(value, kind) or is_flag != (kind is bool) or not fits(value):
             faults.append(f"{name}={value!r}: expected {expected}")
 
-    check("gen_length", int, lambda n: n >= 1, "at least 1")
-    check("block_length", int, lambda n: n >= 1, "at least 1")
-    check("temperature", float, lambda t: math.isfinite(t) and t >= 0, "a finite number of at least 0")
+    def check_scale(name: str) -> None:
+        check(name, (int, float), lambda x: 0 <= x <= LARGEST_SCALE, f"a number in [0, {LARGEST_SCALE:.0f}]")
+
+    positive = (int, lambda n: n >= 1, "an integer of at least 1")
+    check("gen_length", *positive)
+    check("block_length", *positive)
+    check_scale("temperature")
     check("seed", int, lambda n: 0 <= n < 2**32, "an integer in [0, 2^32)")
     if not isinstance(settings.stop, tuple) or not all(isinstance(s, str) and s for s in settings.stop):
-        faults.append(f"stop={settings.stop!r}: expected a tuple of non-empty strings")
+        faults.append(f"stop={settings.stop!r}: expected a list of non-empty strings")
     if settings.method == "threshold":
-        check("threshold", float, lambda t: 0 < t <= 1, "a number in (0, 1]")
+        check("threshold", (int, float), lambda t: 0 < t <= 1, "a number in (0, 1]")
     if settings.method == "llada":
         check("remasking", str, lambda r: r in get_args(Remasking), f"one of {', '.join(get_args(Remasking))}")
-        check("cfg_scale", float, lambda w: math.isfinite(w) and w >= 0, "a finite number of at least 0")
+        check_scale("cfg_scale")
         check("logits_eos_inf", bool, lambda _: True, "true or false")
         check("confidence_eos_eot_inf", bool, lambda _: True, "true or false")
         if settings.steps is not None:
-            check("steps", int, lambda n: n >= 1, "at least 1")
+            check("steps", *positive)
         if not faults:
             blocks = -(-settings.gen_length // settings.block_length)
             if settings.value("steps") < blocks:

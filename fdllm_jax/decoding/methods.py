@@ -130,12 +130,17 @@ class ThresholdSampler:
 Method = LLaDASampler | ThresholdSampler
 
 
-def method_of(settings: Settings, *, eos_ids: tuple[int, ...]) -> Method:
-    """The method that `settings` name. `eos_ids`: the EOS id first, then other ids that end a text."""
+def method_of(settings: Settings, *, eos_ids: tuple[int, ...], longest: int | None = None) -> Method:
+    """The method that `settings` name.
+
+    eos_ids: the EOS id first, then other ids that end a text. longest: the largest gen_length of the requests that
+    share the method (that of `settings` when None); no window is wider.
+    """
+    block_length = min(settings.block_length, longest or settings.gen_length)
     if settings.method == "threshold":
-        return ThresholdSampler(block_length=settings.block_length, eos_ids=eos_ids)
+        return ThresholdSampler(block_length=block_length, eos_ids=eos_ids)
     return LLaDASampler(
-        block_length=settings.block_length,
+        block_length=block_length,
         remasking=settings.value("remasking"),
         guided=settings.value("cfg_scale") > 0,
         banned=eos_ids[:1] if settings.value("logits_eos_inf") else (),

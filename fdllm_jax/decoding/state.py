@@ -13,6 +13,8 @@ from fdllm_jax.config import ModelConfig
 from fdllm_jax.pytree import pytree
 from fdllm_jax.settings import Settings
 
+MOST_STEPS = 2**31 - 1  # more than one a token makes no difference
+
 
 class Rule(IntEnum):
     """What committed a token."""
@@ -41,7 +43,7 @@ class Request:
         return cls(
             prompt_length=jnp.int32(prompt_length),
             gen_length=jnp.int32(settings.gen_length),
-            steps=jnp.int32(settings.value("steps")),
+            steps=jnp.int32(min(settings.value("steps"), MOST_STEPS)),
             threshold=jnp.float32(settings.value("threshold") or 0),
             temperature=jnp.float32(settings.temperature),
             cfg_scale=jnp.float32(settings.value("cfg_scale") or 0),

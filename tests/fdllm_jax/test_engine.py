@@ -1,5 +1,7 @@
 """The engine on the shipped checkpoint: parity with the PyTorch reference, batches, refills, accounting, refusals."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -151,8 +153,39 @@ def test_bad_requests_are_refused(llm: LLM) -> None:
         llm.generate([], SHORT)
     with pytest.raises(ValueError, match="2 settings for 1 prompts"):
         llm.generate("a", [SHORT, SHORT])
-    with pytest.raises(ValueError, match="must share method"):
+    with pytest.raises(ValueError, match=r"prompts 0 and 1 differ in .*method"):
         llm.generate(["a", "b"], [SHORT, THRESHOLD])
-    for bad in ({"slots": 0}, {"capacity": -1}, {"dtype": "int8"}, {"kernels": "magic"}):
+    with pytest.raises(ValueError, match="prompts 0 and 1 differ in block_length, cfg_scale"):
+        llm.generate(["a", "b"], [SHORT, replace(SHORT, block_length=10, cfg_scale=1.0)])
+    for bad in ({"slots": 0}, {"capacity": -1}, {"capacity": 10**6}, {"dtype": "int8"}, {"kernels": "magic"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             LLM(**bad)
+
+
+WRONG_TYPES = """
+import numpy as np
+from fdllm_jax import LLM, Settings
+llm, few = LLM(), Settings(gen_length=2)
+assert llm.generate([np.array([5, 6])], few)[0].prompt_ids == llm.generate(((5, 6),), few)[0].prompt_ids == [5, 6]
+prompts = [None, 123, {"a": 1}, {"a"}, b"hi", [5, 6, 7], np.array([5, 6, 7]), [b"hi"], ["a", 5], [[5.0, 6.5]],
+           [[True]], [[[5]]], [{"role": "user", "content": "hi"}]]
+calls = [lambda p=p: llm.generate(p, few) for p in prompts]
+calls += [lambda s=s: llm.generate("a", s) for s in ({"gen_length": 5}, 5, [None], "llada")]
+calls += [lambda k=k: LLM(**k) for k in ({"slots": "2"}, {"slots": 2.0}, {"slots": True}, {"capacity": "x"})]
+for call in calls:
+    try:
+        call()
+    except ValueError as error:
+        assert "expected" in str(error), error
+    else:
+        raise AssertionError("accepted")
+try:
+    LLM(slots=10**9).generate("a", few)
+except ValueError as error:
+    assert "use fewer slots" in str(error), error
+"""
+
+
+def test_wrong_types_are_refused_by_name() -> None:
+    """In a process of its own: here the shape annotations' checker would refuse them first."""
+    subprocess.run([sys.executable, "-c", WRONG_TYPES], check=True)

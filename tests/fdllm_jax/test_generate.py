@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -68,15 +70,19 @@ def test_every_setting_has_an_option(capsys: pytest.CaptureFixture[str]) -> None
 BAD = {
     "no prompt": ([], "no prompt"),
     "empty prompt": ([""], "empty prompt"),
-    "blank prompt among others": (["a", "  "], "prompt 1: empty prompt"),
+    "blank prompt among others": (["a", "  "], "empty prompt: number 1 (from 0) is blank"),
     "stdin twice": (["-", "--prompt-file", "-"], "more than once"),
-    "gen_length": (["a", "--gen-length", "0"], "gen_length=0: expected at least 1"),
-    "steps": (["a", "--steps", "-3"], "steps=-3: expected at least 1"),
+    "gen_length": (["a", "--gen-length", "0"], "gen_length=0: expected an integer of at least 1"),
+    "steps": (["a", "--steps", "-3"], "steps=-3: expected an integer of at least 1"),
     "method": (["a", "--method", "magic"], "method='magic' is unknown: expected one of llada, threshold"),
     "option of another method": (["a", "--threshold", "0.5"], "not an option of method 'llada'"),
     "too long": (["a", "--gen-length", "4096"], "more than the model's context, 4096"),
     "missing model": (["a", "--model", "/no/such/place"], "/no/such/place"),
     "missing file": (["a", "--prompt-file", "/no/such/file"], "/no/such/file"),
+    "temperature": (["a", "--temperature", "1e300"], "temperature=1e+300: expected a number in [0, 10000]"),
+    "no integer": (["a", "--seed", "1e99"], "argument --seed: invalid int value: '1e99'"),
+    "unknown option": (["a", "--bogus"], "unrecognized arguments: --bogus"),
+    "trace to a stream": (["a", "--trace", "-"], "--trace '-': expected the name of a file"),
     "trace nowhere": (["a", "--trace", "/no/such/folder/t.html"], "/no/such/folder"),
 }
 
@@ -84,7 +90,11 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_gets_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], case: str) -> None:
     arguments, message = BAD[case]
-    code, out, err = run(capsys, *arguments)
+    try:
+        code = generate.main(arguments)
+    except SystemExit as exit_:  # argparse's own
+        code = exit_.code
+    out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert message in err and err.startswith("fdllm_jax.generate: ") and err.count("\n") == 1
 
@@ -102,6 +112,46 @@ def test_tokenizer_of_another_checkpoint_is_refused(capsys: pytest.CaptureFixtur
     random_checkpoint(tmp_path, seed=0, tokenizer_from=SHIPPED)
     code, _, err = run(capsys, "a", "--model", str(tmp_path))
     assert code == 2 and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--block-length", "--steps"])
+def test_more_than_there_is_to_decode_is_the_same_as_all_of_it(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    few = ["--gen-length", "8", "--dtype", "float32"]
+    assert run(capsys, QUESTION, *few, option, "8") == run(capsys, QUESTION, *few, option, str(10**12))
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "message"),
+    [(1, ["a"], "standard output is closed"), (0, ["-"], "standard input, which is closed")],
+)
+def test_closed_streams_are_refused(closed: int, arguments: list[str], message: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}>&-', "sh", sys.executable, "-m", "fdllm_jax.generate", *arguments],
+        stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_no_device_is_one_message() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fdllm_jax.generate", "a"], env=os.environ | {"JAX_PLATFORMS": "tpu"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "JAX finds no device to run on; JAX_PLATFORMS=tpu" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("delay", [0.2, 1.0, 5.0])
+def test_ctrl_c_ends_at_once(delay: float) -> None:
+    """While it imports, while it loads and compiles, and in the middle of a long piped generation."""
+    command = [sys.executable, "-m", "fdllm_jax.generate", QUESTION, "--gen-length", "3000", "--logits-eos-inf"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == "" and err.endswith("fdllm_jax.generate: interrupted\n")
+    assert "Traceback" not in err and time.monotonic() - sent < 5
 
 
 def test_module_runs_from_standard_input_with_nothing_in_the_environment() -> None:

@@ -1,5 +1,7 @@
 """Settings check themselves, and say what is wrong."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,17 +10,19 @@ from fdllm_jax.settings import Settings
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"method": "magic"}, "method='magic' is unknown: expected one of llada, threshold"),
-    ({"gen_length": 0}, "gen_length=0: expected at least 1"),
-    ({"block_length": -1}, "block_length=-1: expected at least 1"),
-    ({"steps": 0}, "steps=0: expected at least 1"),
+    ({"gen_length": 0}, "gen_length=0: expected an integer of at least 1"),
+    ({"block_length": -1}, "block_length=-1: expected an integer of at least 1"),
+    ({"steps": 0}, "steps=0: expected an integer of at least 1"),
     ({"gen_length": 33, "block_length": 8, "steps": 4}, "steps=4 is less than the 5 blocks"),
     ({"temperature": float("nan")}, "temperature=nan"),
     ({"temperature": -0.1}, "temperature=-0.1"),
+    ({"temperature": 1e300}, "temperature=1e+300: expected a number in [0, 10000]"),
     ({"seed": 2**32}, "seed=4294967296"),
     ({"seed": -1}, "seed=-1"),
     ({"stop": ("",)}, "stop=('',)"),
     ({"remasking": "high"}, "remasking='high': expected one of low_confidence, random"),
     ({"cfg_scale": -1.0}, "cfg_scale=-1.0"),
+    ({"cfg_scale": float("inf")}, "cfg_scale=inf"),
     ({"threshold": 0.9}, "threshold=0.9 is not an option of method 'llada'"),
     ({"method": "threshold", "threshold": 0.0}, "threshold=0.0"),
     ({"method": "threshold", "threshold": 1.01}, "threshold=1.01"),
@@ -46,3 +50,24 @@ def test_used_settings_are_those_of_the_method() -> None:
     }  # fmt: skip
     assert Settings(method="threshold").used()["threshold"] == 0.9
     assert "steps" not in Settings(method="threshold").used()
+
+
+TYPES = """
+import numpy as np
+from fdllm_jax.settings import Settings
+given = Settings(gen_length=np.int64(5), temperature=np.float32(0.5), seed=np.uint32(7), stop=["a"], steps=np.int32(3))
+assert repr(given) == repr(Settings(gen_length=5, temperature=0.5, seed=7, stop=("a",), steps=3)), given
+for bad in ({"gen_length": "5"}, {"gen_length": True}, {"gen_length": 5.0}, {"gen_length": None}, {"seed": "0"},
+            {"temperature": "1"}, {"temperature": True}, {"stop": "text"}, {"stop": [1]}, {"logits_eos_inf": 1}):
+    try:
+        Settings(**bad)
+    except ValueError as error:
+        assert next(iter(bad)) in str(error) and "expected" in str(error), error
+    else:
+        raise AssertionError(bad)
+"""
+
+
+def test_numpy_numbers_will_do_and_wrong_types_are_refused() -> None:
+    """In a process of its own: here the shape annotations' checker would refuse them first."""
+    subprocess.run([sys.executable, "-c", TYPES], check=True)
