@@ -15,9 +15,8 @@ from jaxtyping import Array, Float, Int
 from fdllm_jax.cache import KVCache
 from fdllm_jax.config import ModelConfig
 from fdllm_jax.query import Query
-from pallas_kernels import qkv_rope_cache, scheduled_attention
+from pallas_kernels import gate_up_silu, linear_residual, project_qkv, qkv_rope_cache, scheduled_attention
 from pallas_kernels.implementation import precision_of
-from pallas_kernels.qkv_rope_cache import project_qkv
 
 
 class Output(NamedTuple):
@@ -45,11 +44,6 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "final_norm": (d,),
         **({} if config.weight_tying else {"head": (config.embedding_size, d)}),
     }
-
-
-def linear(x: Float[Array, "*rows d"], weight: Float[Array, "o d"]) -> Float[Array, "*rows o"]:
-    """X times the transposed weight, in x's dtype (XLA accumulates in fp32, on CPU and GPU)."""
-    return jnp.einsum("...d,od->...o", x, weight, precision=precision_of(x.dtype), preferred_element_type=x.dtype)
 
 
 def rms_norm(x: Float[Array, "*rows d"], weight: Float[Array, "d"], eps: float) -> Float[Array, "*rows d"]:
@@ -111,10 +105,9 @@ class Layer(nnx.Module):
 
     def finish(self, x: Array, attended: Array) -> Array:
         """Out-projection and MLP, each with its residual."""
-        x = x + linear(attended, self.attn_out[...])
+        x = linear_residual(attended, self.attn_out[...], x)
         normed = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
-        gate, up = jnp.split(linear(normed, self.gate_up[...]), 2, axis=-1)
-        return x + linear(jax.nn.silu(gate) * up, self.down[...])
+        return linear_residual(gate_up_silu(normed, self.gate_up[...]), self.down[...], x)
 
 
 class LLaDA(nnx.Module):

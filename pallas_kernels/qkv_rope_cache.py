@@ -1,9 +1,18 @@
 """Project activations to q, k and v, rotate q and k, and write k and v to their cache rows."""
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.implementation import precision_of
+from pallas_kernels.qkv_rope_cache_kernel import qkv_rope_cache_pallas
+
+
+def rope_frequency(head_dim: int, theta: float) -> Float[Array, "half"]:
+    """fp32 radians per position of each pair (i, i + head_dim/2): theta^(-2i/head_dim)."""
+    half = head_dim // 2
+    return theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
 
 
 def rope(
@@ -13,8 +22,7 @@ def rope(
 
     Pairs (i, i + head_dim/2) turn by `position * theta^(-2i/head_dim)` radians. The result has x's dtype.
     """
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = rope_frequency(x.shape[-1], theta)
     angle = jnp.multiply.outer(position.astype(jnp.float32)[..., None], frequency)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -56,6 +64,7 @@ def qkv_rope_cache(
     *,
     n_heads: int,
     rope_theta: float,
+    kernels: Literal["xla", "pallas", "interpret"] = "xla",
 ) -> tuple[
     Float[Array, "rows heads head_dim"],
     Float[Array, "cache_rows kv_heads head_dim"],
@@ -63,9 +72,73 @@ def qkv_rope_cache(
 ]:
     """Q of every row, and the caches with the rows' rotated k and v written in place.
 
-    A `cache_row` at or beyond the number of cache rows writes nothing. No two rows may write the same cache row.
+    A `cache_row` at or beyond the number of cache rows writes nothing; none may be negative. No two rows may write the
+    same cache row.
     """
+    if kernels == "xla":
+        q, _, _, k_cache, v_cache = _reference(
+            x, weight, bias, position, cache_row, k_cache, v_cache, n_heads=n_heads, rope_theta=rope_theta
+        )
+        return q, k_cache, v_cache
+    frequency = rope_frequency(k_cache.shape[-1], rope_theta)
+    interpret = kernels == "interpret"
+    q, k_cache, v_cache = qkv_rope_cache_pallas(
+        *(x, weight, bias, frequency, position, cache_row, k_cache, v_cache),
+        n_heads=n_heads,
+        returning=False,
+        interpret=interpret,
+    )
+    return q, k_cache, v_cache
+
+
+def qkv_rope_cache_returning(
+    x: Float[Array, "rows d_model"],
+    weight: Float[Array, "qkv d_model"],
+    bias: Float[Array, "qkv"] | None,
+    position: Int[Array, "rows"],
+    cache_row: Int[Array, "rows"],
+    k_cache: Float[Array, "cache_rows kv_heads head_dim"],
+    v_cache: Float[Array, "cache_rows kv_heads head_dim"],
+    *,
+    n_heads: int,
+    rope_theta: float,
+    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+) -> tuple[
+    Float[Array, "rows heads head_dim"],
+    Float[Array, "rows kv_heads head_dim"],
+    Float[Array, "rows kv_heads head_dim"],
+    Float[Array, "cache_rows kv_heads head_dim"],
+    Float[Array, "cache_rows kv_heads head_dim"],
+]:
+    """Q, k and v of every row, whether or not it writes, and the caches as `qkv_rope_cache` leaves them."""
+    if kernels == "xla":
+        return _reference(
+            x, weight, bias, position, cache_row, k_cache, v_cache, n_heads=n_heads, rope_theta=rope_theta
+        )
+    frequency = rope_frequency(k_cache.shape[-1], rope_theta)
+    interpret = kernels == "interpret"
+    q, k_cache, v_cache, k, v = qkv_rope_cache_pallas(
+        *(x, weight, bias, frequency, position, cache_row, k_cache, v_cache),
+        n_heads=n_heads,
+        returning=True,
+        interpret=interpret,
+    )
+    return q, k, v, k_cache, v_cache
+
+
+def _reference(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    position: Array,
+    cache_row: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    n_heads: int,
+    rope_theta: float,
+) -> tuple[Array, Array, Array, Array, Array]:
     q, k, v = project_qkv(x, weight, bias, position, n_heads=n_heads, head_dim=k_cache.shape[-1], rope_theta=rope_theta)
     k_cache = k_cache.at[cache_row].set(k, mode="drop", unique_indices=True)
     v_cache = v_cache.at[cache_row].set(v, mode="drop", unique_indices=True)
-    return q, k_cache, v_cache
+    return q, k, v, k_cache, v_cache

@@ -1,14 +1,32 @@
 """Attention of packed query rows against the flat cache, scheduled by a block table."""
 
+from collections.abc import Callable
+from typing import Literal, TypeVar, overload
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels import scheduled_attention_kernel as kernel
 from pallas_kernels.implementation import precision_of
 
 SCORES_AT_ONCE = 2**26  # attention scores (fp32) held at a time: 256 MiB
 
+T = TypeVar("T")
+Attended = Float[Array, "rows heads head_dim"]
+Scores = Float[Array, "cache_rows"]
 
+
+@overload
+def scheduled_attention(
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
+    score_rows: None = None, kernels: Literal["xla", "pallas", "interpret"] = "xla",
+) -> Array: ...  # fmt: skip
+@overload
+def scheduled_attention(
+    q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
+    score_rows: Array, kernels: Literal["xla", "pallas", "interpret"] = "xla",
+) -> tuple[Array, Array]: ...  # fmt: skip
 def scheduled_attention(
     q: Float[Array, "rows heads head_dim"],
     k_cache: Float[Array, "cache_rows kv_heads head_dim"],
@@ -17,41 +35,100 @@ def scheduled_attention(
     *,
     capacity: int,
     block_rows: int,
-) -> Float[Array, "rows heads head_dim"]:
+    score_rows: Bool[Array, "rows"] | None = None,
+    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+) -> Attended | tuple[Attended, Scores]:
     """Softmax attention, scale 1/sqrt(head_dim), fp32 accumulation; the result has q's dtype.
 
     A row of the block table is (slot, kv_length, first_row, rows): query rows first_row .. first_row + rows - 1
     (rows <= block_rows) attend to cache rows slot * capacity + [0, kv_length). Query head h reads KV head
     h // (heads / kv_heads). Rows in no block, and rows of a block with kv_length 0, give 0.
+
+    With `score_rows` the result is (attended, scores): scores[slot * capacity + position] is the attention probability
+    (fp32) of that cache row, summed over the marked query rows of its slot and over heads (the tracking score of
+    arXiv 2609.26796, equation 2, before its means over heads and rows).
     """
-    rows, heads, head_dim = q.shape
-    kv_heads = k_cache.shape[1]
-    k_slots = k_cache.reshape(-1, capacity, kv_heads, head_dim)
-    v_slots = v_cache.reshape(-1, capacity, kv_heads, head_dim)
-    precision = precision_of(q.dtype)
-    q_padded = jnp.pad(q, ((0, block_rows), (0, 0), (0, 0))).reshape(-1, kv_heads, heads // kv_heads, head_dim)
+    if kernels == "xla":
+        return _reference(q, k_cache, v_cache, block_table, score_rows, capacity=capacity, block_rows=block_rows)
+    run = {"capacity": capacity, "block_rows": block_rows, "interpret": kernels == "interpret"}
+    attended, lse = kernel.attend(q, k_cache, v_cache, block_table, **run)
+    if score_rows is None:
+        return attended
+    return attended, kernel.tracking_scores(q, k_cache, lse, block_table, score_rows, **run)
 
-    def attend(block: Int[Array, "4"]) -> Float[Array, "block_rows heads head_dim"]:
-        slot, kv_length, first_row, _ = block
+
+def _reference(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    score_rows: Array | None,
+    *,
+    capacity: int,
+    block_rows: int,
+) -> Array | tuple[Array, Array]:
+    rows, heads, _ = q.shape
+    k_slots = k_cache.reshape(-1, capacity, *k_cache.shape[1:])
+    v_slots = v_cache.reshape(-1, capacity, *v_cache.shape[1:])
+    q_padded = jnp.pad(q, ((0, block_rows), (0, 0), (0, 0)))
+    marked_padded = jnp.pad(jnp.zeros(rows, bool) if score_rows is None else score_rows, (0, block_rows))
+
+    def attend(block: Int[Array, "4"]) -> tuple[Array, Array]:
+        slot, kv_length, first_row, in_block = block
         q_block = jax.lax.dynamic_slice_in_dim(q_padded, first_row, block_rows)
-        scores = jnp.einsum(
-            "rkgd,ckd->kgrc", q_block, k_slots[slot], precision=precision, preferred_element_type=jnp.float32
+        visible = jnp.arange(capacity)[None] < kv_length
+        out, weights = masked_attention(q_block, k_slots[slot], v_slots[slot], visible)
+        if score_rows is None:
+            return out, jnp.zeros(0)
+        marked = jax.lax.dynamic_slice_in_dim(marked_padded, first_row, block_rows) & (
+            jnp.arange(block_rows) < in_block
         )
-        visible = (jnp.arange(capacity) < kv_length)[None, None, None]
-        scores = jnp.where(visible, scores * head_dim**-0.5, -jnp.inf)
-        largest = jnp.max(scores, axis=-1, keepdims=True)
-        weights = jnp.where(visible, jnp.exp(scores - jnp.where(kv_length > 0, largest, 0.0)), 0.0)
-        total = jnp.sum(weights, axis=-1, keepdims=True)
-        weights = (weights / jnp.maximum(total, 1e-30)).astype(q.dtype)
-        v_block = jnp.where(visible.reshape(-1, 1, 1), v_slots[slot], 0)  # 0 * NaN would be NaN
-        out = jnp.einsum("kgrc,ckd->rkgd", weights, v_block, precision=precision, preferred_element_type=jnp.float32)
-        return out.astype(q.dtype).reshape(block_rows, heads, head_dim)
+        return out, jnp.sum(jnp.where(marked[None, None, :, None], weights, 0.0), axis=(0, 1, 2))
 
-    at_once = max(1, SCORES_AT_ONCE // (heads * block_rows * capacity))
+    blocks, scores = map_blocks(attend, block_table, scores_a_block=heads * block_rows * capacity)
+    attended = scatter_blocks(blocks, block_table, rows)
+    if score_rows is None:
+        return attended
+    slots = jnp.zeros((k_slots.shape[0], capacity), jnp.float32)
+    return attended, slots.at[block_table[:, 0]].add(scores).reshape(-1)
+
+
+def masked_attention(
+    q: Float[Array, "rows heads head_dim"],
+    k: Float[Array, "keys kv_heads head_dim"],
+    v: Float[Array, "keys kv_heads head_dim"],
+    visible: Bool[Array, "#rows keys"],
+) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "kv_heads group rows keys"]]:
+    """Attended values, in q's dtype, and weights (fp32) of rows that see the `visible` keys; 0 where none is."""
+    rows, heads, head_dim = q.shape
+    precision = precision_of(q.dtype)
+    q = q.reshape(rows, k.shape[1], -1, head_dim)
+    scores = jnp.einsum("rkgd,ckd->kgrc", q, k, precision=precision, preferred_element_type=jnp.float32)
+    seen = visible[None, None]
+    scores = jnp.where(seen, scores * head_dim**-0.5, -jnp.inf)
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.where(seen, jnp.exp(scores - jnp.where(largest > -jnp.inf, largest, 0.0)), 0.0)
+    weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-30)
+    v = jnp.where(jnp.any(visible, axis=0)[:, None, None], v, 0)  # 0 * NaN would be NaN
+    out = jnp.einsum(
+        "kgrc,ckd->rkgd", weights.astype(q.dtype), v, precision=precision, preferred_element_type=jnp.float32
+    )
+    return out.astype(q.dtype).reshape(rows, heads, head_dim), weights
+
+
+def map_blocks(attend: Callable[[Array], T], block_table: Array, *, scores_a_block: int) -> T:
+    """`attend` of every block, as many at a time as their attention scores allow."""
+    at_once = max(1, SCORES_AT_ONCE // scores_a_block)
     if at_once >= block_table.shape[0]:
-        blocks = jax.vmap(attend)(block_table)
-    else:
-        blocks = jax.lax.map(attend, block_table, batch_size=at_once)
-    row_in_block = jnp.arange(block_rows)[None]
+        return jax.vmap(attend)(block_table)
+    return jax.lax.map(attend, block_table, batch_size=at_once)
+
+
+def scatter_blocks(
+    blocks: Float[Array, "blocks block_rows heads head_dim"], block_table: Int[Array, "blocks 4"], rows: int
+) -> Float[Array, "{rows} heads head_dim"]:
+    """The rows of all blocks at their places among `rows` rows; 0 in the others."""
+    row_in_block = jnp.arange(blocks.shape[1])[None]
     target = jnp.where(row_in_block < block_table[:, 3:], block_table[:, 2:3] + row_in_block, rows)
-    return jnp.zeros_like(q).at[target].set(blocks, mode="drop", unique_indices=True)
+    out = jnp.zeros((rows, *blocks.shape[2:]), blocks.dtype)
+    return out.at[target].set(blocks, mode="drop", unique_indices=True)

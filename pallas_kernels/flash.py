@@ -1,0 +1,165 @@
+"""Flash attention for Pallas' Triton backend: what its kernels share.
+
+One program attends a tile of a block's query rows, one head, to one part of the keys. Logarithms and exponentials are
+to base 2, with log2(e) folded into the scale.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float
+
+from pallas_kernels import triton as plgpu
+from pallas_kernels.implementation import precision_of
+
+LOWEST = -1e30  # below every score, and finite: a row that has seen no key yet must not compute inf - inf
+PROGRAMS = 264  # two for each of an H200's 132 multiprocessors; a launch with fewer is split along the keys
+MOST_SPLITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Query rows and keys of a tile (powers of two from 16 on), and how a program runs."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# By bytes of an element: (most rows of a block, tiles), the first that fits.
+TILES = {
+    2: (
+        (16, Tiles(rows=16, keys=64, num_warps=4, num_stages=3)),
+        (32, Tiles(rows=32, keys=64, num_warps=4, num_stages=3)),
+        (math.inf, Tiles(rows=64, keys=64, num_warps=4, num_stages=3)),
+    ),
+    4: (
+        (16, Tiles(rows=16, keys=32, num_warps=4, num_stages=1)),
+        (math.inf, Tiles(rows=32, keys=32, num_warps=4, num_stages=1)),
+    ),
+}
+
+State = tuple[jax.Array, jax.Array, jax.Array]  # largest score [rows], sum [rows], weighted values [rows, head_dim]
+
+
+def tiles_for(q: jax.Array, block_rows: int) -> Tiles:
+    """The tiles for q's dtype and blocks of `block_rows`. Raises ValueError for a head_dim that Triton cannot load."""
+    head_dim = q.shape[-1]
+    if head_dim < 16 or head_dim & (head_dim - 1):
+        raise ValueError(f"{head_dim=} has no Pallas kernel: expected a power of two from 16 on; use kernels='xla'")
+    return next(tiles for most, tiles in TILES[q.dtype.itemsize] if block_rows <= most)
+
+
+def splits_for(programs: int, key_tiles: int) -> int:
+    """Into how many parts the keys go, so that the launch fills the GPU and no part is shorter than two tiles."""
+    return max(1, min(MOST_SPLITS, PROGRAMS // max(programs, 1), key_tiles // 2))
+
+
+def start(rows: int, head_dim: int) -> State:
+    """The state of `rows` rows that have seen no key."""
+    return (
+        jnp.full((rows,), LOWEST, jnp.float32),
+        jnp.zeros((rows,), jnp.float32),
+        jnp.zeros((rows, head_dim), jnp.float32),
+    )
+
+
+def add_keys(state: State, q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array | None) -> State:
+    """The state after the keys of one tile. `visible` broadcasts to [rows, keys]; None means all."""
+    largest, total, values = state
+    scores = plgpu.dot(q, k, trans_b=True, precision=precision_of(q.dtype)) * scale(q.shape[-1])
+    if visible is not None:
+        scores = jnp.where(visible, scores, -jnp.inf)
+    new = jnp.maximum(largest, jnp.max(scores, axis=1))
+    weights = jnp.exp2(scores - new[:, None])
+    keep = jnp.exp2(largest - new)
+    added = plgpu.dot(weights.astype(v.dtype), v, precision=precision_of(v.dtype))
+    return new, total * keep + jnp.sum(weights, axis=1), values * keep[:, None] + added
+
+
+def scale(head_dim: int) -> float:
+    """What a dot product is multiplied by so that exp2 of it is the softmax' weight."""
+    return head_dim**-0.5 * math.log2(math.e)
+
+
+def load_rows(ref: jax.Ref, row: jax.Array, head: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Rows of one head of `ref` [rows, heads, head_dim]; where the mask is off nothing is read and the row is 0."""
+    dim = jnp.arange(ref.shape[-1])
+    at = ref.at[row[:, None], head, dim[None]]
+    if mask is None:
+        return plgpu.load(at)
+    return plgpu.load(at, mask=jnp.broadcast_to(mask[:, None], (row.shape[0], dim.shape[0])), other=0.0)
+
+
+def store_state(
+    state: State, out: jax.Ref, lse: jax.Ref, split: jax.Array, row: jax.Array, head: jax.Array, mask: jax.Array
+) -> None:
+    """Write the normalised values and the log-sum-exp of the rows that saw a key."""
+    largest, total, values = state
+    mask = mask & (total > 0)
+    values = values / jnp.where(total > 0, total, 1.0)[:, None]
+    dim = jnp.arange(values.shape[1])
+    plgpu.store(
+        out.at[split, row[:, None], head, dim[None]],
+        values.astype(out.dtype),
+        mask=jnp.broadcast_to(mask[:, None], values.shape),
+    )
+    plgpu.store(lse.at[split, head, row], largest + jnp.log2(total), mask=mask)
+
+
+def key_tiles(
+    kv_length: jax.Array, any_row: jax.Array, split: jax.Array, *, splits: int, keys: int
+) -> tuple[jax.Array, jax.Array]:
+    """First and last + 1 of the key tiles of one split; none where the program has no query row."""
+    tiles = pl.cdiv(jnp.where(any_row, kv_length, 0), keys)
+    a_split = pl.cdiv(tiles, splits)
+    return jnp.minimum(split * a_split, tiles), jnp.minimum((split + 1) * a_split, tiles)
+
+
+def launch(
+    kernel: Callable, operands: tuple[jax.Array, ...], *, name: str, q: jax.Array, blocks: int, block_rows: int,
+    capacity: int, interpret: bool,
+) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "heads rows"]]:  # fmt: skip
+    """Run an attention kernel over (row tiles x splits, heads, blocks) and combine the splits.
+
+    `kernel` takes refs of the operands, of the aliased initial outputs and of the outputs (values, log-sum-exp), and as
+    keywords capacity, tiles and splits.
+
+    Returns the attended values, 0 for rows that saw no key, and the log-sum-exp (base 2), -inf for those. A program
+    writes only rows that saw a key. So the log-sum-exp comes in as -inf (aliased), and the values as 0, except where
+    the splits are combined: there a part with a log-sum-exp of -inf is never looked at.
+    """
+    rows, heads, head_dim = q.shape
+    tiles = tiles_for(q, block_rows)
+    row_tiles = pl.cdiv(block_rows, tiles.rows)
+    splits = splits_for(row_tiles * heads * blocks, pl.cdiv(capacity, tiles.keys))
+    out = jax.ShapeDtypeStruct((splits, rows, heads, head_dim), q.dtype if splits == 1 else jnp.float32)
+    lse = jax.ShapeDtypeStruct((splits, heads, rows), jnp.float32)
+    initial = [jnp.full(lse.shape, -jnp.inf, lse.dtype)]
+    aliases = {len(operands): 1}
+    if splits == 1:
+        initial.append(jnp.zeros(out.shape, out.dtype))
+        aliases[len(operands) + 1] = 0
+    values, lse = pl.pallas_call(
+        functools.partial(kernel, capacity=capacity, tiles=tiles, splits=splits),
+        grid=(row_tiles * splits, heads, blocks),
+        out_shape=(out, lse),
+        input_output_aliases=aliases,
+        compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
+        interpret=interpret,
+        name=name,
+    )(*operands, *initial)
+    if splits == 1:
+        return values[0], lse[0]
+    largest = jnp.max(lse, axis=0)
+    weight = jnp.exp2(lse - jnp.where(largest == -jnp.inf, 0.0, largest)[None])  # [splits, heads, rows]
+    total = jnp.sum(weight, axis=0)
+    weight = (weight / jnp.maximum(total, 1e-30)[None]).transpose(0, 2, 1)[..., None]
+    combined = jnp.sum(jnp.where(weight > 0, values * weight, 0.0), axis=0).astype(q.dtype)
+    return combined, largest + jnp.log2(total)

@@ -1,0 +1,125 @@
+"""The kernels of scheduled attention and of its tracking scores, for Pallas' Triton backend."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels import triton as plgpu
+from pallas_kernels.flash import (
+    State,
+    Tiles,
+    add_keys,
+    key_tiles,
+    launch,
+    load_rows,
+    scale,
+    start,
+    store_state,
+    tiles_for,
+)
+from pallas_kernels.implementation import precision_of
+
+
+def _attention_kernel(block_table, q_ref, k_cache, v_cache, *refs, capacity: int, tiles: Tiles, splits: int):
+    out, lse = refs[-2:]
+    tile, split = pl.program_id(0) // splits, pl.program_id(0) % splits
+    head, block = pl.program_id(1), pl.program_id(2)
+    slot, kv_length, first_row, rows = (block_table[block, i] for i in range(4))
+    kv_head = head // (q_ref.shape[1] // k_cache.shape[1])
+    row_in_block = tile * tiles.rows + jnp.arange(tiles.rows)
+    row, row_mask = first_row + row_in_block, row_in_block < rows
+    q = load_rows(q_ref, row, head, row_mask)
+
+    def step(masked: bool, i: jax.Array, state: State) -> State:
+        key = i * tiles.keys + jnp.arange(tiles.keys)
+        mask = key < kv_length if masked else None
+        k = load_rows(k_cache, slot * capacity + key, kv_head, mask)
+        v = load_rows(v_cache, slot * capacity + key, kv_head, mask)
+        return add_keys(state, q, k, v, mask[None] if mask is not None else None)
+
+    first, last = key_tiles(kv_length, tile * tiles.rows < rows, split, splits=splits, keys=tiles.keys)
+    whole = jnp.clip(kv_length // tiles.keys, first, last)
+    state = jax.lax.fori_loop(first, whole, functools.partial(step, False), start(tiles.rows, q.shape[1]))
+    state = jax.lax.fori_loop(whole, last, functools.partial(step, True), state)
+    store_state(state, out, lse, split, row, head, row_mask)
+
+
+def attend(
+    q: Float[Array, "rows heads head_dim"],
+    k_cache: Float[Array, "cache_rows kv_heads head_dim"],
+    v_cache: Float[Array, "cache_rows kv_heads head_dim"],
+    block_table: Int[Array, "blocks 4"],
+    *,
+    capacity: int,
+    block_rows: int,
+    interpret: bool,
+) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "heads rows"]]:
+    """Attended values and log-sum-exp (base 2) of every query row; see `launch`."""
+    return launch(
+        _attention_kernel,
+        (block_table, q, k_cache, v_cache),
+        name="scheduled_attention",
+        q=q,
+        blocks=block_table.shape[0],
+        block_rows=block_rows,
+        capacity=capacity,
+        interpret=interpret,
+    )
+
+
+def _score_kernel(block_table, q_ref, k_cache, lse, out, *, capacity: int, tiles: Tiles):
+    tile, head, block = (pl.program_id(axis) for axis in range(3))
+    slot, kv_length, first_row, rows = (block_table[block, i] for i in range(4))
+    key = tile * tiles.keys + jnp.arange(tiles.keys)
+    k = load_rows(k_cache, slot * capacity + key, head // (q_ref.shape[1] // k_cache.shape[1]), key < kv_length)
+
+    def step(i: jax.Array, total: jax.Array) -> jax.Array:
+        row_in_block = i * tiles.rows + jnp.arange(tiles.rows)
+        row, mask = first_row + row_in_block, row_in_block < rows
+        normaliser = plgpu.load(lse.at[head, row], mask=mask, other=jnp.inf)
+
+        def add(total: jax.Array) -> jax.Array:
+            q = load_rows(q_ref, row, head, mask)
+            scores = plgpu.dot(k, q, trans_b=True, precision=precision_of(q.dtype)) * scale(q.shape[1])
+            return total + jnp.sum(jnp.exp2(scores - normaliser[None]), axis=1)
+
+        return jax.lax.cond(jnp.min(normaliser) < jnp.inf, add, lambda total: total, total)
+
+    row_tiles = jnp.where(tile * tiles.keys < kv_length, pl.cdiv(rows, tiles.rows), 0)
+    total = jax.lax.fori_loop(0, row_tiles, step, jnp.zeros((tiles.keys,), jnp.float32))
+    plgpu.store(out.at[block, head, key], jnp.where(key < kv_length, total, 0.0), mask=key < capacity)
+
+
+def tracking_scores(
+    q: Float[Array, "rows heads head_dim"],
+    k_cache: Float[Array, "cache_rows kv_heads head_dim"],
+    lse: Float[Array, "heads rows"],
+    block_table: Int[Array, "blocks 4"],
+    score_rows: Bool[Array, "rows"],
+    *,
+    capacity: int,
+    block_rows: int,
+    interpret: bool,
+) -> Float[Array, "cache_rows"]:
+    """Attention probability of every cache row, summed over the marked rows of its slot and over heads.
+
+    One program sums one head's probabilities of a tile of keys over the tiles of a block's rows that hold a marked
+    row; the sum over heads and over a slot's blocks has a fixed order, so the result is deterministic. A row that is
+    not marked has a normaliser of infinity, which makes its probabilities 0.
+    """
+    heads, blocks = q.shape[1], block_table.shape[0]
+    tiles = tiles_for(q, block_rows)
+    parts = pl.pallas_call(
+        functools.partial(_score_kernel, capacity=capacity, tiles=tiles),
+        grid=(pl.cdiv(capacity, tiles.keys), heads, blocks),
+        out_shape=jax.ShapeDtypeStruct((blocks, heads, capacity), jnp.float32),
+        compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
+        interpret=interpret,
+        name="tracking_scores",
+    )(block_table, q, k_cache, jnp.where(score_rows[None] & (lse > -jnp.inf), lse, jnp.inf))
+    of_slot = jax.nn.one_hot(block_table[:, 0], k_cache.shape[0] // capacity, dtype=jnp.float32)
+    scores = jnp.einsum("bs,bc->sc", of_slot, jnp.sum(parts, axis=1), precision=jax.lax.Precision.HIGHEST)
+    return scores.reshape(-1)
