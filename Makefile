@@ -20,9 +20,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # Only the tests use torch, and only its CPU build: a plain `pip install torch` brings gigabytes of CUDA on Linux. An
 # installed or locally available build is taken before PyTorch's own index of CPU builds is asked.
 TORCH := 2.13.0
+GPU_STACK := jax==0.11.2 flax==0.12.10 numpy pytest hypothesis jaxtyping beartype
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: generate test lint format types check
+.PHONY: generate test lower lint format types check
 .DELETE_ON_ERROR:
 
 generate: $(BASE)
@@ -30,6 +31,16 @@ generate: $(BASE)
 
 test: $(TEST)
 	$(BIN)/python -m pytest $(TESTS)
+
+# Lowers the kernels to CUDA on the versions that GPUs run with, where there is a Python 3.12 for them.
+lower:
+	@for python in python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12); do \
+	  "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || continue; \
+	  test -x .venv-3.12/bin/python || "$$python" -m venv .venv-3.12 || exit 1; \
+	  .venv-3.12/bin/python -m pip --disable-pip-version-check install --quiet $(GPU_STACK) || exit 1; \
+	  exec .venv-3.12/bin/python -m pytest tests/pallas_kernels -k lower; \
+	done; \
+	echo "Found no Python 3.12: the kernels are lowered on the versions of $(VENV) only"
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -42,7 +53,7 @@ format: $(DEV)
 types: $(DEV)
 	$(BIN)/pyright
 
-check: lint types test
+check: lint types test lower
 
 $(BIN)/python:
 	@for python in $(or $(PYTHON),$(CANDIDATES)); do \

@@ -133,7 +133,7 @@ class TestMakefile:
 
 
 def test_continuous_integration_needs_only_a_path(tmp_path: Path):
-    """`.ci/run` runs lint, types and tests in this order, without HOME, input or a terminal, and stops at a failure."""
+    """`.ci/run` runs its four parts in this order, without HOME, input or a terminal, and stops at a failure."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
@@ -146,6 +146,6 @@ def test_continuous_integration_needs_only_a_path(tmp_path: Path):
     run = [str(tmp_path / ".ci" / "run")]
     done = subprocess.run(run, env={"PATH": path}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.splitlines() == [f"{target} true {tmp_path}" for target in ("lint", "types", "test")]
+    assert done.stdout.splitlines() == [f"{target} true {tmp_path}" for target in ("lint", "types", "test", "lower")]
     failed = subprocess.run(run, env={"PATH": path, "FAIL": "3"}, cwd="/", capture_output=True, text=True)
     assert failed.returncode == 3 and "test" not in [line.split()[0] for line in failed.stdout.splitlines()]
