@@ -112,7 +112,7 @@ class LLM:
                 raise ValueError(f"{name}={value!r}: expected an integer of at least 1, or None")
         if dtype not in DTYPES:
             raise ValueError(f"{dtype=} is unknown: expected one of {', '.join(DTYPES)}")
-        choose(kernels)
+        implementation = choose(kernels)
         directory = SHIPPED if path is None else convert.resolve(str(path))
         self.name = directory.name if path is None else str(path)
         self.tokenizer = Tokenizer(directory)
@@ -128,7 +128,7 @@ class LLM:
         if capacity is not None and capacity > self.config.max_sequence_length:
             raise ValueError(f"{capacity=} is more than the model's context, {self.config.max_sequence_length}")
         self.slots, self.capacity = slots, capacity
-        self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters))
+        self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
         self._programs: dict[tuple[int, int, Method], Callable[[nnx.State, DecodeState, jax.Array], DecodeState]] = {}
         self.compile_seconds = 0.0
 

@@ -15,7 +15,14 @@ from jaxtyping import Array, Float, Int
 from fdllm_jax.cache import KVCache
 from fdllm_jax.config import ModelConfig
 from fdllm_jax.query import Query
-from pallas_kernels import gate_up_silu, linear_residual, project_qkv, qkv_rope_cache, scheduled_attention
+from pallas_kernels import (
+    Implementation,
+    gate_up_silu,
+    linear_residual,
+    project_qkv,
+    qkv_rope_cache,
+    scheduled_attention,
+)
 from pallas_kernels.implementation import precision_of
 
 
@@ -56,8 +63,9 @@ def rms_norm(x: Float[Array, "*rows d"], weight: Float[Array, "d"], eps: float) 
 class Layer(nnx.Module):
     """One transformer layer. Attention itself is given by the caller, so cached and dense passes share the rest."""
 
-    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array]):
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array], kernels: Implementation):
         self.config = config
+        self.kernels: Implementation = kernels
         self.attn_norm = nnx.Param(parameters["attn_norm"])
         self.qkv = nnx.Param(parameters["qkv"])
         self.qkv_bias = nnx.Param(parameters["qkv_bias"]) if config.qkv_bias else None
@@ -83,9 +91,16 @@ class Layer(nnx.Module):
             cache.v[i],
             n_heads=self.config.n_heads,
             rope_theta=self.config.rope_theta,
+            kernels=self.kernels,
         )
         attended = scheduled_attention(
-            q, k_cache, v_cache, query.block_table, capacity=cache.capacity, block_rows=query.block_rows
+            q,
+            k_cache,
+            v_cache,
+            query.block_table,
+            capacity=cache.capacity,
+            block_rows=query.block_rows,
+            kernels=self.kernels,
         )
         return attended.reshape(len(x), -1), k_cache, v_cache
 
@@ -105,18 +120,21 @@ class Layer(nnx.Module):
 
     def finish(self, x: Array, attended: Array) -> Array:
         """Out-projection and MLP, each with its residual."""
-        x = linear_residual(attended, self.attn_out[...], x)
+        x = linear_residual(attended, self.attn_out[...], x, kernels=self.kernels)
         normed = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
-        return linear_residual(gate_up_silu(normed, self.gate_up[...]), self.down[...], x)
+        activated = gate_up_silu(normed, self.gate_up[...], kernels=self.kernels)
+        return linear_residual(activated, self.down[...], x, kernels=self.kernels)
 
 
 class LLaDA(nnx.Module):
     """A masked-diffusion language model of the LLaDA family."""
 
-    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array]):
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array], kernels: Implementation):
         self.config = config
         self.embedding = nnx.Param(parameters["embedding"])
-        self.layers = nnx.List([Layer(config, _below(parameters, f"layers.{i}.")) for i in range(config.n_layers)])
+        self.layers = nnx.List(
+            [Layer(config, _below(parameters, f"layers.{i}."), kernels) for i in range(config.n_layers)]
+        )
         self.final_norm = nnx.Param(parameters["final_norm"])
         self.head = None if config.weight_tying else nnx.Param(parameters["head"])
 
@@ -159,13 +177,13 @@ def _below(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 
 
-def from_parameters(config: ModelConfig, parameters: Mapping[str, Array]) -> LLaDA:
-    """A model over `parameters` (paths and shapes of `parameter_shapes`)."""
+def from_parameters(config: ModelConfig, parameters: Mapping[str, Array], *, kernels: Implementation = "xla") -> LLaDA:
+    """A model over `parameters` (paths and shapes of `parameter_shapes`), whose operations run as `kernels` say."""
     expected, given = parameter_shapes(config), {name: value.shape for name, value in parameters.items()}
     if given != expected:
         wrong = sorted(name for name in expected.keys() | given.keys() if given.get(name) != expected.get(name))
         raise ValueError(f"parameters do not fit the config: {', '.join(wrong)}")
-    return LLaDA(config, parameters)
+    return LLaDA(config, parameters, kernels)
 
 
 def parameters_of(model: LLaDA) -> dict[str, Array]:

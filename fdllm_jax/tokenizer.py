@@ -181,7 +181,8 @@ def _load(directory: Path) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # the Rust reader raises a bare Exception
         raise ValueError(
-            f"the tokenizer in {directory} cannot be read ({path.name} or its settings): {error}"
+            f"the tokenizer in {directory} cannot be read ({path.name} or its settings; "
+            f"{type(error).__name__}: {error})"
         ) from error
 
 

@@ -1,13 +1,13 @@
 """From activations to a prediction and its probability, without the logits as an array."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from pallas_kernels import head_statistics_kernel as kernel
-from pallas_kernels.implementation import precision_of
+from pallas_kernels.implementation import Implementation, precision_of
 from pallas_kernels.weight_product import tiles_for
 
 LOGITS_AT_ONCE = 2**25  # logits (fp32) that the reference computes at a time: 128 MiB, and as much again on the way
@@ -37,7 +37,7 @@ def head_statistics(
     given: Int[Array, "rows"] | None = None,
     banned: tuple[int, ...] = (),
     noise: Noise | None = None,
-    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    kernels: Implementation = "xla",
 ) -> HeadStatistics:
     """Argmax of each row's logits (ties to the lower id), its probability, and the probability of `given`.
 

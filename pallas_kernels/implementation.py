@@ -1,21 +1,32 @@
 """Which implementation of an operation runs."""
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Literal
 
+import jax
 from jax.lax import Precision
 
-Kernels = Literal["auto", "xla"]
-IMPLEMENTATIONS: tuple[Kernels, ...] = get_args(Kernels)
+Implementation = Literal["pallas", "xla", "interpret"]
+
+# What each name on a command line stands for. "auto" is XLA until the kernels have been timed.
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "auto": "xla",
+    "pallas": "pallas",
+    "xla": "xla",
+    "interpret": "interpret",
+}
 
 
-def choose(kernels: str) -> Literal["xla"]:
+def choose(kernels: str) -> Implementation:
     """The implementation that `kernels` stands for here.
 
-    Raises ValueError for a name that is none of `IMPLEMENTATIONS`.
+    Raises ValueError for a name that is none of `IMPLEMENTATIONS`, and for "pallas" without an NVIDIA GPU.
     """
     if kernels not in IMPLEMENTATIONS:
         raise ValueError(f"{kernels=} is unknown: expected one of {', '.join(IMPLEMENTATIONS)}")
-    return "xla"
+    if kernels == "pallas" and jax.default_backend() != "gpu":
+        raise ValueError(f"{kernels=} needs an NVIDIA GPU, and JAX runs on {jax.default_backend()}: use 'xla'")
+    return IMPLEMENTATIONS[kernels]
 
 
 def precision_of(dtype: object) -> Precision:

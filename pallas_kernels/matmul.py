@@ -5,14 +5,13 @@ where the tables below name tiles for the shape, XLA elsewhere.
 """
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from pallas_kernels.implementation import precision_of
+from pallas_kernels.implementation import Implementation, precision_of
 from pallas_kernels.weight_product import Case, Tiles, product_tile, store_rows, tiles_for
 
 LINEAR_RESIDUAL = (
@@ -40,7 +39,7 @@ def linear_residual(
     weight: Float[Array, "n k"],
     residual: Float[Array, "*rows n"],
     *,
-    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    kernels: Implementation = "xla",
 ) -> Float[Array, "*rows n"]:
     """Residual + x @ weight.T, accumulated in fp32; the result has the residual's dtype.
 
@@ -56,7 +55,7 @@ def gate_up_silu(
     x: Float[Array, "*rows d"],
     weight: Float[Array, "gate_and_up d"],
     *,
-    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    kernels: Implementation = "xla",
 ) -> Float[Array, "*rows mlp"]:
     """SwiGLU's silu(x @ gate.T) * (x @ up.T); weight [2 * mlp, d] holds the rows of gate, then up.
 

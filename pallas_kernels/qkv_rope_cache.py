@@ -1,11 +1,9 @@
 """Project activations to q, k and v, rotate q and k, and write k and v to their cache rows."""
 
-from typing import Literal
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.implementation import precision_of
+from pallas_kernels.implementation import Implementation, precision_of
 from pallas_kernels.qkv_rope_cache_kernel import qkv_rope_cache_pallas
 
 
@@ -64,7 +62,7 @@ def qkv_rope_cache(
     *,
     n_heads: int,
     rope_theta: float,
-    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    kernels: Implementation = "xla",
 ) -> tuple[
     Float[Array, "rows heads head_dim"],
     Float[Array, "cache_rows kv_heads head_dim"],
@@ -102,7 +100,7 @@ def qkv_rope_cache_returning(
     *,
     n_heads: int,
     rope_theta: float,
-    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    kernels: Implementation = "xla",
 ) -> tuple[
     Float[Array, "rows heads head_dim"],
     Float[Array, "rows kv_heads head_dim"],

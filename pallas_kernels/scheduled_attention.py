@@ -1,14 +1,14 @@
 """Attention of packed query rows against the flat cache, scheduled by a block table."""
 
 from collections.abc import Callable
-from typing import Literal, TypeVar, overload
+from typing import TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import scheduled_attention_kernel as kernel
-from pallas_kernels.implementation import precision_of
+from pallas_kernels.implementation import Implementation, precision_of
 
 SCORES_AT_ONCE = 2**26  # attention scores (fp32) held at a time: 256 MiB
 
@@ -20,12 +20,12 @@ Scores = Float[Array, "cache_rows"]
 @overload
 def scheduled_attention(
     q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
-    score_rows: None = None, kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    score_rows: None = None, kernels: Implementation = "xla",
 ) -> Array: ...  # fmt: skip
 @overload
 def scheduled_attention(
     q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
-    score_rows: Array, kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    score_rows: Array, kernels: Implementation = "xla",
 ) -> tuple[Array, Array]: ...  # fmt: skip
 def scheduled_attention(
     q: Float[Array, "rows heads head_dim"],
@@ -36,7 +36,7 @@ def scheduled_attention(
     capacity: int,
     block_rows: int,
     score_rows: Bool[Array, "rows"] | None = None,
-    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    kernels: Implementation = "xla",
 ) -> Attended | tuple[Attended, Scores]:
     """Softmax attention, scale 1/sqrt(head_dim), fp32 accumulation; the result has q's dtype.
 

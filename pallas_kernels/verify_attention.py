@@ -1,12 +1,13 @@
 """Attention of a verify buffer: its rows see the cache and, by class and rank, one another."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import verify_attention_kernel as kernel
+from pallas_kernels.implementation import Implementation
 from pallas_kernels.scheduled_attention import map_blocks, masked_attention, scatter_blocks
 
 SHARED, DRAFT, UNDECODED, PRIVATE = range(4)
@@ -42,7 +43,7 @@ def verify_attention(
     *,
     capacity: int,
     block_rows: int,
-    kernels: Literal["xla", "pallas", "interpret"] = "xla",
+    kernels: Implementation = "xla",
 ) -> Float[Array, "rows heads head_dim"]:
     """Softmax attention, scale 1/sqrt(head_dim), fp32 accumulation; the result has q's dtype.
 

@@ -22,7 +22,12 @@ jaxtyping.install_import_hook(["fdllm_jax", "pallas_kernels", "convert"], f"{che
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kernels", default="auto", choices=("auto", "xla"), help="the kernels that the tests run with")
+    parser.addoption(
+        "--kernels",
+        default="auto",
+        choices=("auto", "pallas", "xla", "interpret"),
+        help="the kernels that the tests run with",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

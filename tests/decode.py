@@ -15,14 +15,15 @@ from fdllm_jax.decoding.methods import method_of
 from fdllm_jax.decoding.state import DecodeState, Request, admit, empty_state
 from fdllm_jax.model import LLaDA, from_parameters
 from fdllm_jax.settings import Settings
+from pallas_kernels import choose
 
 _admit = partial(jax.jit, static_argnames="mask_token_id")(admit)
 
 
-def load(directory: Path, dtype: jnp.dtype | None = None) -> LLaDA:
+def load(directory: Path, dtype: jnp.dtype | None = None, kernels: str = "xla") -> LLaDA:
     """The model of a checkpoint directory."""
     config, parameters = convert.load(directory, dtype=dtype)
-    return from_parameters(config, parameters)
+    return from_parameters(config, parameters, kernels=choose(kernels))
 
 
 def empty(model: LLaDA, slots: int, capacity: int) -> DecodeState:

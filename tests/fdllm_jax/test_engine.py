@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -157,6 +158,9 @@ def test_bad_requests_are_refused(llm: LLM) -> None:
         llm.generate(["a", "b"], [SHORT, THRESHOLD])
     with pytest.raises(ValueError, match="prompts 0 and 1 differ in block_length, cfg_scale"):
         llm.generate(["a", "b"], [SHORT, replace(SHORT, block_length=10, cfg_scale=1.0)])
+    if jax.default_backend() == "cpu":
+        with pytest.raises(ValueError, match="kernels='pallas' needs an NVIDIA GPU, and JAX runs on cpu"):
+            LLM(kernels="pallas")
     for bad in ({"slots": 0}, {"capacity": -1}, {"capacity": 10**6}, {"dtype": "int8"}, {"kernels": "magic"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             LLM(**bad)

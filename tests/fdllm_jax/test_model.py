@@ -65,13 +65,19 @@ def ragged(seed: int, vocab: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_packed_forward_equals_reference(tmp_path: Path, shape: str) -> None:
+def test_packed_forward_equals_reference(tmp_path: Path, shape: str, kernels: str) -> None:
     random_checkpoint(tmp_path, seed=1, **SHAPES[shape])
-    model, reference = load(tmp_path), ReferenceLLaDA.from_directory(tmp_path)
+    model, reference = load(tmp_path, kernels=kernels), ReferenceLLaDA.from_directory(tmp_path)
     sequences = ragged(1, model.config.vocab_size)
     for sequence, ours in zip(sequences, packed_logits(model, sequences, CAPACITY), strict=True):
         if sequence:
             assert relative(ours, reference.sequence(torch.tensor(sequence))) < 1e-5
+
+
+@pytest.mark.parametrize("shape", ["grouped", "biases"])
+def test_kernels_equal_reference_in_the_whole_model(tmp_path: Path, shape: str) -> None:
+    """Rung 8, end to end: the kernels' code, in interpret mode."""
+    test_packed_forward_equals_reference(tmp_path, shape, "interpret")
 
 
 def test_bf16_forward_is_as_near_to_fp32_as_the_reference_in_bf16(tmp_path: Path) -> None:

@@ -56,12 +56,14 @@ CASES = {f"llada, {k}": v for k, v in LLADA.items()} | {f"threshold, {k}": v for
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint")
-    return random_checkpoint(directory, seed=7, vocab_size=VOCAB, d_model=32, n_layers=2, mlp_hidden_size=48)
+    return random_checkpoint(
+        directory, seed=7, vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=2, n_kv_heads=1, mlp_hidden_size=48
+    )
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Path) -> LLaDA:
-    return load(checkpoint)
+def model(checkpoint: Path, kernels: str) -> LLaDA:
+    return load(checkpoint, kernels=kernels)
 
 
 @pytest.fixture(scope="module")
