@@ -79,7 +79,7 @@ def _reference(
         visible = jnp.arange(capacity)[None] < kv_length
         out, weights = masked_attention(q_block, k_slots[slot], v_slots[slot], visible)
         if score_rows is None:
-            return out, jnp.zeros(0)
+            return out, jnp.zeros(1)  # of size 0, lax.map could not cut it into batches
         marked = jax.lax.dynamic_slice_in_dim(marked_padded, first_row, block_rows) & (
             jnp.arange(block_rows) < in_block
         )

@@ -1,5 +1,7 @@
 """`scheduled_attention` and its tracking scores: XLA against float64 NumPy, the kernel against XLA, and lowering."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,18 @@ def case(rng, blocks, *, capacity, slots, heads, kv_heads, head_dim, dtype=jnp.f
 
     inputs = (jnp.asarray(normal(rows, heads), dtype), cache(), cache(), jnp.asarray(table, jnp.int32))
     return inputs, jnp.asarray(rng.random(rows) < 0.4)
+
+
+@pytest.mark.parametrize("with_scores", [False, True])
+def test_reference_is_the_same_some_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch, with_scores: bool):
+    """Five blocks, two at a time: the last batch is short."""
+    shape = {"capacity": 24, "slots": 5, "heads": 2, "kv_heads": 1, "head_dim": 16}
+    inputs, marked = case(np.random.default_rng(3), [(slot, 5 * slot, 7) for slot in range(5)], **shape)
+    call = {"capacity": 24, "block_rows": 7, "score_rows": marked if with_scores else None}
+    whole = jax.tree.leaves(scheduled_attention(*inputs, **call))
+    monkeypatch.setattr(sys.modules[scheduled_attention.__module__], "SCORES_AT_ONCE", 2 * 2 * 7 * 24)
+    parts = jax.tree.leaves(scheduled_attention(*inputs, **call))
+    assert [error(a, b) < FLOAT32_ERROR for a, b in zip(parts, whole, strict=True)] == [True] * (1 + with_scores)
 
 
 @pytest.mark.parametrize("score_rows", ["none", "some"])
