@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -372,7 +373,7 @@ def sweep(op: str, cases: Sequence[Case], bench: Bench, kernel: Implementation, 
         for tiles in fit:
             choice = {2: ((math.inf, tiles),)} if module is flash else (TileCase(tiles=tiles),)
             with mock.patch.object(module, table, choice):  # the table is read while the program is traced
-                started.append(to.attempt(case, str(tiles), lambda: bench.compile(case, call)))  # noqa: B023
+                started.append(to.attempt(case, str(tiles), partial(bench.compile, case, call)))
         for future in started:
             if future is not None:
                 future.exception()

@@ -18,13 +18,12 @@ from fdllm_jax.decoding.loop import run
 from fdllm_jax.decoding.methods import Method, method_of
 from fdllm_jax.decoding.state import DecodeState, Request, Rule, admit, empty_state
 from fdllm_jax.model import from_parameters
-from fdllm_jax.settings import Settings
+from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
 from pallas_kernels import choose
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ASSETS / "fdllm-9m"
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 CAPACITY_STEP = 64  # automatic capacities are multiples of this, so that near lengths share a compiled program
 MOST_SLOTS = 32
 STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks of the host: for stop strings, and for Ctrl-C

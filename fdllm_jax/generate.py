@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from fdllm_jax.settings import METHODS, Remasking, Settings
+from fdllm_jax.settings import DTYPES, METHODS, Remasking, Settings
 from fdllm_jax.trace import Trace, check_trace_path, write_trace
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--dtype",
         default="auto",
-        choices=("auto", "bfloat16", "float16", "float32"),
+        choices=DTYPES,
         help="of weights and activations (default: bfloat16 on a GPU, float32 on a CPU)",
     )
     p.add_argument("--kernels", default="auto", choices=IMPLEMENTATIONS, help="implementation of the GPU operations")
@@ -124,8 +125,8 @@ def _fail(message: str) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    names = {"method", "gen_length", "block_length", "temperature", "seed", *METHODS["llada"], *METHODS["threshold"]}
-    settings = Settings(stop=tuple(options.stop), **{name: getattr(options, name) for name in names})
+    options.stop = tuple(options.stop)
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     prompts = _prompts(options.prompt, options.prompt_file)
     if sys.stdout is None:
         raise ValueError("standard output is closed")

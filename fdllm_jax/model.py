@@ -5,12 +5,13 @@ bidirectional attention. Weights keep the [out, in] orientation of the checkpoin
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fdllm_jax.cache import KVCache
 from fdllm_jax.config import ModelConfig
@@ -104,18 +105,17 @@ class Layer(nnx.Module):
         )
         return attended.reshape(len(x), -1), k_cache, v_cache
 
-    def attend_dense(self, x: Array, position: Array, attention: Callable[[Array, Array, Array], Array]) -> Array:
-        """The same for whole sequences without a cache: attention maps q, k, v [..., heads, head_dim] to q's shape."""
+    def attend_dense(self, x: Array, attention: Callable[[Array, Array, Array], Array]) -> Array:
+        """The same for whole sequences [batch, length, d_model] without a cache; see `LLaDA.dense`."""
         normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
-        q, k, v = project_qkv(
-            normed,
-            self.qkv[...],
-            self._bias,
-            position,
+        project = partial(
+            project_qkv,
             n_heads=self.config.n_heads,
             head_dim=self.config.head_dim,
             rope_theta=self.config.rope_theta,
         )
+        project = jax.vmap(project, in_axes=(0, None, None, None))  # the angles of rope are those of one sequence
+        q, k, v = project(normed, self.qkv[...], self._bias, jnp.arange(x.shape[1]))
         return attention(q, k, v).reshape(*x.shape[:-1], -1)
 
     def finish(self, x: Array, attended: Array) -> Array:
@@ -153,13 +153,15 @@ class LLaDA(nnx.Module):
         return Output(hidden, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity))
 
     def dense(
-        self, token: Int[Array, "*batch length"], attention: Callable[[Array, Array, Array], Array]
-    ) -> Float[Array, "*batch length d_model"]:
-        """Normalised activations of whole sequences without a cache (training); `attention` masks what is padding."""
-        x = self.embedding[...][token]
-        position = jnp.broadcast_to(jnp.arange(token.shape[-1]), token.shape)
+        self, embedded: Float[Array, "batch length d_model"], attention: Callable[[Array, Array, Array], Array]
+    ) -> Float[Array, "batch length d_model"]:
+        """Normalised activations of whole sequences of embedded tokens, without a cache (training).
+
+        attention: maps q, k, v [batch, length, heads, head_dim] to q's shape, and masks what is padding.
+        """
+        x = embedded
         for layer in self.layers:
-            x = layer.finish(x, layer.attend_dense(x, position, attention))
+            x = layer.finish(x, layer.attend_dense(x, attention))
         return rms_norm(x, self.final_norm[...], self.config.norm_eps)
 
     def logits(self, hidden: Float[Array, "*rows d_model"]) -> Float[Array, "*rows vocab"]:

@@ -21,6 +21,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "threshold": {"threshold": 0.9},
     }
 )
+DTYPES = ("auto", "bfloat16", "float16", "float32")  # of weights and activations
 SHARED = ("gen_length", "block_length", "temperature", "seed", "stop")
 LARGEST_SCALE = 1e4  # of temperature and guidance: far beyond use, far below overflow
 

@@ -14,9 +14,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt16
 from benchmarks.small_model import noise
 from benchmarks.small_model.weights import Weights, unpack
 from fdllm_jax.config import ModelConfig
-from fdllm_jax.model import from_parameters, rms_norm
+from fdllm_jax.model import from_parameters
 from pallas_kernels.implementation import precision_of
-from pallas_kernels.qkv_rope_cache import project_qkv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,20 +121,12 @@ embed.defvjp(_embed_forward, _embed_backward)
 
 def hidden_states(config: ModelConfig, parameters: dict[str, Array], token: Array, valid: Array) -> Array:
     """Normalised activations [batch, length, d_model] of sequences whose first `valid` positions are attended."""
-    model = from_parameters(config, parameters)
-    length = token.shape[1]
     on_gpu = jax.default_backend() == "gpu"
     attention = partial(
         jax.nn.dot_product_attention, key_value_seq_lengths=valid, implementation="cudnn" if on_gpu else "xla"
     )
-    project = partial(project_qkv, n_heads=config.n_heads, head_dim=config.head_dim, rope_theta=config.rope_theta)
-    project = jax.vmap(project, in_axes=(0, None, None, None))  # the angles of rope are those of one sequence
     x = jnp.asarray(embed(parameters["embedding"], token, (config.mask_token_id, config.eos_token_id)))
-    for layer in model.layers:
-        normed = rms_norm(x, layer.attn_norm[...], config.norm_eps)
-        attended = attention(*project(normed, layer.qkv[...], None, jnp.arange(length)))
-        x = layer.finish(x, attended.reshape(*x.shape[:-1], -1))
-    return rms_norm(x, model.final_norm[...], config.norm_eps)
+    return from_parameters(config, parameters).dense(x, attention)
 
 
 def cross_entropy(logits: Float[Array, "*rows vocab"], target: Int[Array, "*rows"]) -> Float[Array, "*rows"]:

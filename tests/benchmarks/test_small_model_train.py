@@ -127,7 +127,7 @@ def test_the_loss_equals_the_full_cross_entropy() -> None:
     @jax.jit
     def losses(held: weights.Weights, seen: jax.Array, token: jax.Array) -> jax.Array:
         model = from_parameters(CONFIG, weights.unpack(CONFIG, held))
-        logits = model.logits(model.dense(seen[None], jax.nn.dot_product_attention))[0]
+        logits = model.logits(model.dense(model.embedding[...][seen[None]], jax.nn.dot_product_attention))[0]
         return optax.softmax_cross_entropy_with_integer_labels(logits, token)
 
     assert len(set(batch.valid.tolist())) > 1

@@ -152,7 +152,8 @@ def test_dense_pass_equals_reference(tmp_path: Path) -> None:
     random_checkpoint(tmp_path, seed=6, include_qkv_bias=True)
     model, reference = load(tmp_path), ReferenceLLaDA.from_directory(tmp_path)
     tokens = np.random.default_rng(6).integers(0, 90, (2, 9))
-    hidden = model.dense(jnp.asarray(tokens, jnp.int32), lambda q, k, v: jax.nn.dot_product_attention(q, k, v))
+    embedded = model.embedding[...][jnp.asarray(tokens, jnp.int32)]
+    hidden = model.dense(embedded, lambda q, k, v: jax.nn.dot_product_attention(q, k, v))
     assert relative(model.logits(hidden), reference(torch.tensor(tokens))) < 1e-5
 
 
