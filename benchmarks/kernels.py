@@ -37,6 +37,7 @@ LONG = 5
 PROGRAM_SECONDS = 2e-3  # of one program, at the floor: far more than the host needs to launch it
 ROTATED_BYTES = 300e6  # six times the H200's L2
 MOST_SETS = 12
+BODY_CALLS = 24  # at least, in a loop's body: a turn of the loop costs some microseconds of its own
 ENOUGH_SECONDS = 3.0  # a slow program is repeated less often: until then, but three times at least
 WORKERS = 8  # threads that compile
 # Of the programs that check errors: autotuning their fp32 products would take longer than all that is measured.
@@ -77,18 +78,23 @@ SWEEPS: Mapping[str, tuple[ModuleType, str, tuple[Any, ...]]] = {
 }
 
 
-def program_of(case: Case, call: Call, loops: int) -> Callable[..., Any]:
-    """(sets, (carry, kept)) -> the same after `loops` rounds of one call for each set."""
+def program_of(case: Case, call: Call, *, turns: int, rounds: int) -> Callable[..., Any]:
+    """(sets, (carry, kept)) -> the same after `turns` of a loop over `rounds` rounds of one call for each set."""
 
     def program(sets: tuple[Any, ...], state: Any) -> Any:
-        def a_round(_: jax.Array, state: Any) -> Any:
+        def a_round(state: Any) -> Any:
             carry, kept = state[0], []
             for operands in sets:
                 carry, keep = case.follow(carry, call(carry, operands))
                 kept.append(keep)
             return case.join(carry, tuple(kept)), tuple(kept)
 
-        return jax.lax.fori_loop(0, loops, a_round, state)
+        def turn(_: jax.Array, state: Any) -> Any:
+            for _ in range(rounds):
+                state = a_round(state)
+            return state
+
+        return jax.lax.fori_loop(0, turns, turn, state)
 
     return program
 
@@ -133,16 +139,17 @@ class Bench:
         """How many sets of operands the calls rotate over, so that none finds its own in the L2."""
         return 2 if self.tiny else max(2, min(MOST_SETS, math.ceil(ROTATED_BYTES / case.operand_bytes)))
 
-    def rounds(self, case: Case) -> int:
-        """How often a program goes through the sets."""
-        at_floor = case.work.floor(self.device or roofline.H200)
-        return 1 if self.tiny else max(1, math.ceil(PROGRAM_SECONDS / (at_floor * self.sets(case))))
+    def loop(self, case: Case) -> dict[str, int]:
+        """The turns of a program's loop, and how often each goes through the sets."""
+        rounds = 1 if self.tiny else math.ceil(BODY_CALLS / self.sets(case))
+        a_turn = case.work.floor(self.device or roofline.H200) * rounds * self.sets(case)
+        return {"turns": 1 if self.tiny else math.ceil(PROGRAM_SECONDS / a_turn), "rounds": rounds}
 
     def compile(self, case: Case, call: Call) -> Future:
         """The timed program of one implementation, compiled in another thread; traced in this one."""
         carry, sets = jax.eval_shape(lambda key: case.make(key, self.sets(case)), jax.random.key(0))
         state = carry, (kept_shapes(case, call, carry, sets[0]),) * len(sets)
-        program = jax.jit(program_of(case, call, self.rounds(case)), donate_argnums=1)
+        program = jax.jit(program_of(case, call, **self.loop(case)), donate_argnums=1)
         return self.pool.submit(program.trace(sets, state).lower().compile)
 
     def compile_check(self, case: Case, kernels: Implementation) -> Future:
@@ -166,7 +173,7 @@ class Bench:
             return time.perf_counter() - start
 
         run(LONG)
-        calls = (LONG - 1) * self.rounds(case) * self.sets(case)
+        calls = (LONG - 1) * math.prod(self.loop(case).values()) * self.sets(case)
         samples, start = [], time.perf_counter()
         while len(samples) < self.repeats and (len(samples) < 3 or time.perf_counter() - start < ENOUGH_SECONDS):
             samples.append((run(LONG) - run(1)) / calls)

@@ -1,6 +1,7 @@
 """Project activations to q, k and v, rotate q and k, and write k and v to their cache rows."""
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.implementation import Implementation, precision_of
@@ -8,9 +9,12 @@ from pallas_kernels.qkv_rope_cache_kernel import qkv_rope_cache_pallas
 
 
 def rope_frequency(head_dim: int, theta: float) -> Float[Array, "half"]:
-    """fp32 radians per position of each pair (i, i + head_dim/2): theta^(-2i/head_dim)."""
+    """fp32 radians per position of each pair (i, i + head_dim/2): theta^(-2i/head_dim).
+
+    A constant, so that no device's own power function has a say: an error in it grows with the position.
+    """
     half = head_dim // 2
-    return theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    return jnp.asarray(theta ** (-np.arange(half) / half), jnp.float32)
 
 
 def rope(

@@ -41,11 +41,13 @@ def cos_sin(angle: jax.Array) -> tuple[jax.Array, jax.Array]:
     off in three steps, of which the first two are exact, and the rest, at most pi/4, goes into the Taylor series.
     """
     turns = jnp.floor(angle * (2 / math.pi) + 0.5)
-    x = angle - turns * 1.5703125 - turns * 4.837512969970703125e-4 - turns * 7.54978995489188216e-8
+    whole = turns.astype(jnp.int32)
+    # Of two neighbouring steps with one factor GPU compilers make one, of which the product is not exact.
+    x = angle - turns * 1.5703125 - whole.astype(jnp.float32) * 4.837512969970703125e-4 - turns * 7.54978995489188216e-8
     x2 = x * x
     sin = x + x * x2 * (-1 / 6 + x2 * (1 / 120 + x2 * (-1 / 5040 + x2 / 362880)))
     cos = 1 + x2 * (-1 / 2 + x2 * (1 / 24 + x2 * (-1 / 720 + x2 / 40320)))
-    quarter = turns.astype(jnp.int32) & 3
+    quarter = whole & 3
     swap = (quarter & 1) == 1
     cos, sin = jnp.where(swap, sin, cos), jnp.where(swap, cos, sin)
     return jnp.where((quarter == 1) | (quarter == 2), -cos, cos), jnp.where(quarter >= 2, -sin, sin)

@@ -4,6 +4,8 @@ import os
 
 # Several test processes share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# The tests compile hundreds of small programs once each: timing candidates for every matmul would take most of the run.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
 
 import hypothesis
 import jax

@@ -121,11 +121,11 @@ embed.defvjp(_embed_forward, _embed_backward)
 
 def hidden_states(config: ModelConfig, parameters: dict[str, Array], token: Array, valid: Array) -> Array:
     """Normalised activations [batch, length, d_model] of sequences whose first `valid` positions are attended."""
-    on_gpu = jax.default_backend() == "gpu"
-    attention = partial(
-        jax.nn.dot_product_attention, key_value_seq_lengths=valid, implementation="cudnn" if on_gpu else "xla"
-    )
     x = jnp.asarray(embed(parameters["embedding"], token, (config.mask_token_id, config.eos_token_id)))
+    cudnn = jax.default_backend() == "gpu" and x.dtype.itemsize == 2  # it knows no fp32
+    attention = partial(
+        jax.nn.dot_product_attention, key_value_seq_lengths=valid, implementation="cudnn" if cudnn else "xla"
+    )
     return from_parameters(config, parameters).dense(x, attention)
 
 

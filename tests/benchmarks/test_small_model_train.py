@@ -118,6 +118,7 @@ def test_picked_positions_carry_the_whole_weight_or_an_unbiased_share() -> None:
     np.testing.assert_allclose(np.einsum("np,npl->l", shares, places) / 4000, weight, rtol=0.12)
 
 
+@jax.default_matmul_precision("highest")  # of the attention's products; the model names its own
 def test_the_loss_equals_the_full_cross_entropy() -> None:
     """Against logits of every position of each sequence alone, cut at its valid length."""
     held = initial(jax.random.key(6))

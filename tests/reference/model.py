@@ -16,7 +16,8 @@ PREFIX = "model.transformer."
 class ReferenceLLaDA:
     """LLaDA read from a state dict with Hugging Face names and the values of its config.json.
 
-    Runs in the dtype of the weights. RMSNorm statistics, rotary embedding, attention and the returned logits are fp32.
+    Runs in the dtype of the weights. RMSNorm statistics, rotary embedding, attention and the returned logits are fp32, or
+    fp64 where the weights are; rotary angles are fp32 always, as the model defines them.
     """
 
     def __init__(self, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]):
@@ -48,7 +49,7 @@ class ReferenceLLaDA:
         """Logits of every position.
 
         ids: [batch, length] int64. valid: [batch, length] bool, True where a position may be attended to; None is all
-        of them. Returns [batch, length, vocab_size] fp32; what stands at positions that are not valid means nothing.
+        of them. Returns [batch, length, vocab_size] fp32 or fp64; what stands at positions that are not valid means nothing.
         Rotary positions count from the row's first column, padding included (only their differences matter).
         """
         if valid is None:
@@ -60,7 +61,7 @@ class ReferenceLLaDA:
             x = x + self._mlp(block, self._norm(f"{block}ff_norm", x))
         x = self._norm(f"{PREFIX}ln_f", x)
         head = "wte.weight" if self.weight_tying else "ff_out.weight"
-        logits = functional.linear(x, self.weights[PREFIX + head]).float()[..., : self.vocab_size]
+        logits = wide(functional.linear(x, self.weights[PREFIX + head]))[..., : self.vocab_size]
         return logits / self.d_model**0.5 if self.scale_logits else logits
 
     def sequence(self, ids: Tensor) -> Tensor:
@@ -71,8 +72,8 @@ class ReferenceLLaDA:
         return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        x32 = x.float()
-        normed = x32 / torch.sqrt((x32 * x32).mean(-1, keepdim=True) + self.norm_eps)
+        exact = wide(x)
+        normed = exact / torch.sqrt((exact * exact).mean(-1, keepdim=True) + self.norm_eps)
         return self.weights[f"{name}.weight"] * normed.to(x.dtype)
 
     def _attention(self, block: str, x: Tensor, valid: Tensor) -> Tensor:
@@ -83,9 +84,9 @@ class ReferenceLLaDA:
         q, k = rotate(q, self.rope_theta), rotate(k, self.rope_theta)
         groups = self.n_heads // self.n_kv_heads
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-        scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) / self.head_dim**0.5
+        scores = torch.einsum("bqhd,bkhd->bhqk", wide(q), wide(k)) / self.head_dim**0.5
         scores = scores.masked_fill(~valid[:, None, None, :], float("-inf"))
-        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.float()).to(x.dtype)
+        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), wide(v)).to(x.dtype)
         return self._linear(f"{block}attn_out", mixed.reshape(batch, length, -1))
 
     def _mlp(self, block: str, x: Tensor) -> Tensor:
@@ -105,6 +106,11 @@ def rotate(x: Tensor, theta: float) -> Tensor:
     half = x.shape[-1] // 2
     inverse_frequency = theta ** (-torch.arange(half, dtype=torch.float32) / half)
     angle = torch.arange(x.shape[1], dtype=torch.float32)[:, None, None] * inverse_frequency  # [length, 1, half]
-    first, second = x.float().split(half, dim=-1)
-    cos, sin = angle.cos(), angle.sin()
+    first, second = wide(x).split(half, dim=-1)
+    cos, sin = angle.to(first.dtype).cos(), angle.to(first.dtype).sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in fp32, or as it is if that is fp64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
