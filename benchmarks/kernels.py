@@ -1,6 +1,6 @@
 """Each GPU operation at the LLaDA-8B shape: its time, its error and its floor, beside XLA and the usual libraries.
 
-`python -m benchmarks.kernels` writes results/kernels.json; `--sweep OP` times other tiles and only prints; `--tiny`
+`python -m benchmarks.kernels` writes results/kernels.json; `--sweep` times other tiles and only prints; `--tiny`
 runs small shapes on the CPU. A time is the device's: one program makes many calls, each call's input depends on the
 last one's output, and the weights or caches of successive calls do not fit the L2 together. The program is run once
 and `LONG` times back to back, and the difference is divided, so that launching and waiting drop out.
@@ -47,31 +47,44 @@ PYTORCH = "pytorch: 3 projections, RoPE, cache write (CUDA graph)"
 
 Call = Callable[[Any, Any], Outputs]  # (carry, operands) -> outputs
 
-# For --sweep: the table that holds an operation's tiles, and the tiles to try (tiles with more rows than the shape are
-# left out, but for the smallest).
+# For --sweep: the table that holds an operation's tiles, and the tiles to try.
 PRODUCT_TILES = tuple(
     Tiles(rows=rows, columns=columns, inner=inner, warps=warps, stages=stages)
-    for rows, columns, warps in ((64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 4), (128, 128, 4), (128, 128, 8))
+    for rows in ((64,), (128,), (128, 32), (128, 64))
+    for columns, warps in (
+        ((64,), 4), ((128,), 4), ((128,), 8), ((32, 32, 32), 4), ((32, 32, 32), 8), ((64, 64, 64), 8), ((64, 64), 8)
+    )
+    for inner, stages in ((64, 3), (64, 4), (64, 5), (128, 3))
+)  # fmt: skip
+GATE_UP_TILES = tuple(
+    Tiles(rows=rows, columns=columns, inner=inner, warps=warps, stages=stages)
+    for rows in ((64,), (128,), (128, 32), (128, 64))
+    for columns, warps in (((128,), 4), ((128, 64), 4), ((128, 64), 8), ((64, 64, 64), 8), ((256,), 8))
     for inner, stages in ((64, 3), (64, 4), (128, 3))
 )
+HEAD_TILES = tuple(
+    Tiles(rows=(rows,), columns=(columns,), inner=64, warps=warps, stages=stages)
+    for rows in (64, 128)
+    for columns, warps in ((64, 4), (128, 4), (128, 8), (256, 8))
+    for stages in (3, 4)
+)
 SPLIT_TILES = tuple(
-    Tiles(rows=rows, columns=columns, inner=inner, warps=4, stages=stages, splits=splits)
-    for rows, columns in ((64, 32), (64, 64), (128, 32), (128, 64))
-    for inner, stages in ((64, 4), (128, 3))
-    for splits in (2, 4, 8)
+    Tiles(rows=rows, columns=columns, inner=inner, warps=warps, stages=stages, splits=splits)
+    for rows in ((64,), (128,), (128, 32), (128, 64))
+    for columns, splits in (((32,), 1), ((64,), 2), ((64,), 4), ((128,), 4), ((128,), 8), ((256,), 8))
+    for inner, stages, warps in ((64, 4, 4), (64, 4, 8), (64, 5, 4), (128, 3, 4), (128, 3, 8))
 )
 FLASH_TILES = tuple(
     flash.Tiles(rows=rows, keys=keys, num_warps=warps, num_stages=stages)
-    for rows, warps in ((16, 4), (32, 4), (64, 4), (128, 4), (128, 8))
-    for keys in (64, 128)
-    for stages in (2, 3)
+    for rows, warps, keys in ((64, 4, 32), (64, 4, 64), (128, 4, 32), (128, 4, 64), (128, 8, 32), (128, 8, 64))
+    for stages in (2, 3, 4)
 )
 SWEEPS: Mapping[str, tuple[ModuleType, str, tuple[Any, ...]]] = {
     "qkv_rope_cache": (qkv_rope_cache_kernel, "CASES", PRODUCT_TILES),
     "out": (matmul, "LINEAR_RESIDUAL", SPLIT_TILES),
     "down": (matmul, "LINEAR_RESIDUAL", SPLIT_TILES),
-    "gate_up_silu": (matmul, "GATE_UP_SILU", PRODUCT_TILES),
-    "head_statistics": (head_statistics_kernel, "CASES", PRODUCT_TILES),
+    "gate_up_silu": (matmul, "GATE_UP_SILU", GATE_UP_TILES),
+    "head_statistics": (head_statistics_kernel, "CASES", HEAD_TILES),
     "scheduled_attention": (flash, "TILES", FLASH_TILES),
     "scheduled_attention_scores": (flash, "TILES", FLASH_TILES),
     "verify_attention": (flash, "TILES", FLASH_TILES),
@@ -158,9 +171,9 @@ class Bench:
         lowered = jax.jit(error_of(case, kernels)).trace(carry, sets[0]).lower()
         return self.pool.submit(lowered.compile, UNTUNED)
 
-    def time(self, case: Case, call: Call, compiled: Any) -> dict[str, float]:
-        """median, low and high seconds of a call, and repeats."""
-        carry, sets = self.inputs(case, sets=self.sets(case))
+    def time(self, case: Case, call: Call, compiled: Any, inputs: Any = None) -> dict[str, float]:
+        """median, low and high seconds of a call, and repeats. inputs: for `sets(case)` sets, if they are there."""
+        carry, sets = inputs or self.inputs(case, sets=self.sets(case))
         kept = kept_shapes(case, call, carry, sets[0])
         state = carry, tuple(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kept) for _ in sets)
 
@@ -366,37 +379,47 @@ def times(figure: Mapping[str, float], floor: float | None) -> str:
     return f"{median:9.1f} us ({low:.1f} to {high:.1f}){over}"
 
 
+def fits(tiles: Any, rows: int) -> bool:
+    """Whether tiles compute less than half as many rows again as there are."""
+    of_tile = tiles.rows if isinstance(tiles, flash.Tiles) else sum(tiles.rows)
+    return math.ceil(rows / of_tile) * of_tile < 1.5 * rows
+
+
 def sweep(op: str, cases: Sequence[Case], bench: Bench, kernel: Implementation, to: Measurements) -> None:
-    """Time every candidate of an operation at each shape and print the best; errors are not checked here."""
+    """Time every candidate of an operation at each shape, and XLA, and print the best; errors are not checked here."""
     module, table, candidates = SWEEPS[op]
     for case in cases:
+        started: list[tuple[str, Call, Future | None]] = []
 
-        def call(carry: Any, operands: Any, case: Case = case) -> Outputs:
-            return case.call(carry, operands, kernel)
+        def start(name: str, kernels: Implementation, case: Case = case, started: list = started) -> None:
+            def call(carry: Any, operands: Any) -> Outputs:
+                return case.call(carry, operands, kernels)
 
-        smallest = min(tiles.rows for tiles in candidates)
-        fit = [tiles for tiles in candidates if tiles.rows <= max(case.at["rows"], smallest)]
-        started = []
-        for tiles in fit:
+            started.append((name, call, to.attempt(case, name, partial(bench.compile, case, call))))
+
+        start("xla", "xla")
+        for tiles in [tiles for tiles in candidates if fits(tiles, case.at["rows"])] or candidates[:1]:
             choice = {2: ((math.inf, tiles),)} if module is flash else (TileCase(tiles=tiles),)
             with mock.patch.object(module, table, choice):  # the table is read while the program is traced
-                started.append(to.attempt(case, str(tiles), partial(bench.compile, case, call)))
-        for future in started:
+                start(str(tiles), kernel)
+        for _, _, future in started:
             if future is not None:
                 future.exception()
-        found = []
-        for tiles, future in zip(fit, started, strict=True):
+        found, inputs = [], bench.inputs(case, sets=bench.sets(case))
+        for name, call, future in started:
             if future is None:
                 continue
-            figure = to.attempt(
-                case, str(tiles), lambda future=future, case=case, call=call: bench.time(case, call, future.result())
-            )
+
+            def timed(call: Call = call, future: Future = future, case: Case = case, inputs: Any = inputs) -> Any:
+                return bench.time(case, call, future.result(), inputs)
+
+            figure = to.attempt(case, name, timed)
             if figure:
-                found.append((figure["median"], str(tiles)))
-                to.say(case, kernel, f"{times(figure, bench.floor(case))}  {tiles}")
+                found.append((figure["median"], name))
+                to.say(case, "sweep", f"{times(figure, bench.floor(case))}  {name}")
         if found:
-            median, tiles = min(found)
-            to.say(case, "BEST", f"{median * 1e6:9.1f} us  {tiles}")
+            median, name = min(found)
+            to.say(case, "BEST", f"{median * 1e6:9.1f} us  {name}")
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -406,7 +429,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", nargs="+", type=int, help="slots of the attention, 128 queries (verify: 32) each")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="of the inputs; by default a fresh one")
-    parser.add_argument("--sweep", choices=tuple(SWEEPS), metavar="OP", help="time other tiles of OP; writes nothing")
+    parser.add_argument("--sweep", action="store_true", help="time other tiles of the operations; writes nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU; writes only where --output says")
     parser.add_argument("--output", type=Path, help="results file; by default benchmarks/results/kernels.json")
     chosen = parser.parse_args(given)
@@ -441,7 +464,8 @@ def main(given: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(WORKERS) as pool:
         bench = Bench(repeats=options.repeats, seed=options.seed, device=device, tiny=options.tiny, pool=pool)
         if options.sweep:
-            sweep(options.sweep, OPS[options.sweep](sizes), bench, kernel, to)
+            for op in options.ops:
+                sweep(op, OPS[op](sizes), bench, kernel, to)
         else:
             for op in options.ops:
                 measure(OPS[op](sizes), bench, kernel, to)

@@ -73,11 +73,11 @@ def start(rows: int, head_dim: int) -> State:
 def add_keys(state: State, q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array | None) -> State:
     """The state after the keys of one tile. `visible` broadcasts to [rows, keys]; None means all."""
     largest, total, values = state
-    scores = plgpu.dot(q, k, trans_b=True, precision=precision_of(q.dtype)) * scale(q.shape[-1])
+    product = plgpu.dot(q, k, trans_b=True, precision=precision_of(q.dtype))
     if visible is not None:
-        scores = jnp.where(visible, scores, -jnp.inf)
-    new = jnp.maximum(largest, jnp.max(scores, axis=1))
-    weights = jnp.exp2(scores - new[:, None])
+        product = jnp.where(visible, product, -jnp.inf)
+    new = jnp.maximum(largest, jnp.max(product, axis=1) * scale(q.shape[-1]))
+    weights = jnp.exp2(product * scale(q.shape[-1]) - new[:, None])  # one multiply-add an element
     keep = jnp.exp2(largest - new)
     added = plgpu.dot(weights.astype(v.dtype), v, precision=precision_of(v.dtype))
     return new, total * keep + jnp.sum(weights, axis=1), values * keep[:, None] + added
@@ -100,17 +100,17 @@ def load_rows(ref: jax.Ref, row: jax.Array, head: jax.Array, mask: jax.Array | N
 def store_state(
     state: State, out: jax.Ref, lse: jax.Ref, split: jax.Array, row: jax.Array, head: jax.Array, mask: jax.Array
 ) -> None:
-    """Write the normalised values and the log-sum-exp of the rows that saw a key."""
+    """Write the normalised values and the log-sum-exp; 0 and -inf for rows that saw no key."""
     largest, total, values = state
-    mask = mask & (total > 0)
-    values = values / jnp.where(total > 0, total, 1.0)[:, None]
+    seen = total > 0
+    values = jnp.where(seen[:, None], values / jnp.where(seen, total, 1.0)[:, None], 0.0)
     dim = jnp.arange(values.shape[1])
     plgpu.store(
         out.at[split, row[:, None], head, dim[None]],
         values.astype(out.dtype),
         mask=jnp.broadcast_to(mask[:, None], values.shape),
     )
-    plgpu.store(lse.at[split, head, row], largest + jnp.log2(total), mask=mask)
+    plgpu.store(lse.at[split, head, row], jnp.where(seen, largest + jnp.log2(total), -jnp.inf), mask=mask)
 
 
 def key_tiles(
@@ -128,38 +128,33 @@ def launch(
 ) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "heads rows"]]:  # fmt: skip
     """Run an attention kernel over (row tiles x splits, heads, blocks) and combine the splits.
 
-    `kernel` takes refs of the operands, of the aliased initial outputs and of the outputs (values, log-sum-exp), and as
-    keywords capacity, tiles and splits.
+    `kernel` takes refs of the operands and of the outputs (values, log-sum-exp), and as keywords capacity, tiles and
+    splits. It writes the rows of its blocks, 0 and -inf where a row saw no key in its part.
 
-    Returns the attended values, 0 for rows that saw no key, and the log-sum-exp (base 2), -inf for those. A program
-    writes only rows that saw a key. So the log-sum-exp comes in as -inf (aliased), and the values as 0, except where
-    the splits are combined: there a part with a log-sum-exp of -inf is never looked at.
+    Returns the attended values and the log-sum-exp (base 2). Rows in no block are not written: they hold what the
+    memory held.
     """
     rows, heads, head_dim = q.shape
     tiles = tiles_for(q, block_rows)
     row_tiles = pl.cdiv(block_rows, tiles.rows)
     splits = splits_for(row_tiles * heads * blocks, pl.cdiv(capacity, tiles.keys))
-    out = jax.ShapeDtypeStruct((splits, rows, heads, head_dim), q.dtype if splits == 1 else jnp.float32)
-    lse = jax.ShapeDtypeStruct((splits, heads, rows), jnp.float32)
-    initial = [jnp.full(lse.shape, -jnp.inf, lse.dtype)]
-    aliases = {len(operands): 1}
-    if splits == 1:
-        initial.append(jnp.zeros(out.shape, out.dtype))
-        aliases[len(operands) + 1] = 0
     values, lse = pl.pallas_call(
         functools.partial(kernel, capacity=capacity, tiles=tiles, splits=splits),
         grid=(row_tiles * splits, heads, blocks),
-        out_shape=(out, lse),
-        input_output_aliases=aliases,
+        out_shape=(
+            jax.ShapeDtypeStruct((splits, rows, heads, head_dim), q.dtype if splits == 1 else jnp.float32),
+            jax.ShapeDtypeStruct((splits, heads, rows), jnp.float32),
+        ),
         compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
         name=name,
-    )(*operands, *initial)
+    )(*operands)
     if splits == 1:
         return values[0], lse[0]
-    largest = jnp.max(lse, axis=0)
-    weight = jnp.exp2(lse - jnp.where(largest == -jnp.inf, 0.0, largest)[None])  # [splits, heads, rows]
-    total = jnp.sum(weight, axis=0)
-    weight = (weight / jnp.maximum(total, 1e-30)[None]).transpose(0, 2, 1)[..., None]
-    combined = jnp.sum(jnp.where(weight > 0, values * weight, 0.0), axis=0).astype(q.dtype)
-    return combined, largest + jnp.log2(total)
+    # part by part, so that XLA makes one kernel of it
+    largest = functools.reduce(jnp.maximum, lse)
+    weight = [jnp.exp2(part - jnp.maximum(largest, LOWEST)) for part in lse]
+    total = sum(weight[1:], start=weight[0])
+    share = [(part / jnp.maximum(total, 1e-30)).T[..., None] for part in weight]
+    combined = sum((v * w for v, w in zip(values[1:], share[1:], strict=True)), start=values[0] * share[0])
+    return combined.astype(q.dtype), largest + jnp.log2(total)

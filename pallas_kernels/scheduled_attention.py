@@ -42,7 +42,7 @@ def scheduled_attention(
 
     A row of the block table is (slot, kv_length, first_row, rows): query rows first_row .. first_row + rows - 1
     (rows <= block_rows) attend to cache rows slot * capacity + [0, kv_length). Query head h reads KV head
-    h // (heads / kv_heads). Rows in no block, and rows of a block with kv_length 0, give 0.
+    h // (heads / kv_heads). Rows of a block with kv_length 0 give 0; rows in no block mean nothing, and may be NaN.
 
     With `score_rows` the result is (attended, scores): scores[slot * capacity + position] is the attention probability
     (fp32) of that cache row, summed over the marked query rows of its slot and over heads (the tracking score of

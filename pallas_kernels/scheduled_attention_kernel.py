@@ -16,6 +16,7 @@ from pallas_kernels.flash import (
     launch,
     load_rows,
     scale,
+    splits_for,
     start,
     store_state,
     tiles_for,
@@ -24,7 +25,7 @@ from pallas_kernels.implementation import precision_of
 
 
 def _attention_kernel(block_table, q_ref, k_cache, v_cache, *refs, capacity: int, tiles: Tiles, splits: int):
-    out, lse = refs[-2:]
+    out, lse = refs
     tile, split = pl.program_id(0) // splits, pl.program_id(0) % splits
     head, block = pl.program_id(1), pl.program_id(2)
     slot, kv_length, first_row, rows = (block_table[block, i] for i in range(4))
@@ -70,27 +71,40 @@ def attend(
     )
 
 
-def _score_kernel(block_table, q_ref, k_cache, lse, out, *, capacity: int, tiles: Tiles):
-    tile, head, block = (pl.program_id(axis) for axis in range(3))
+def _score_kernel(block_table, q_ref, k_cache, normaliser, out, *, capacity: int, tiles: Tiles, splits: int):
+    """One program: a tile of a block's rows, one head, a part of the key tiles; out [blocks, row tiles, heads, keys]."""
+    tile, split = pl.program_id(0) // splits, pl.program_id(0) % splits
+    head, block = pl.program_id(1), pl.program_id(2)
     slot, kv_length, first_row, rows = (block_table[block, i] for i in range(4))
-    key = tile * tiles.keys + jnp.arange(tiles.keys)
-    k = load_rows(k_cache, slot * capacity + key, head // (q_ref.shape[1] // k_cache.shape[1]), key < kv_length)
+    kv_head = head // (q_ref.shape[1] // k_cache.shape[1])
+    row_in_block = tile * tiles.rows + jnp.arange(tiles.rows)
+    row, mask = first_row + row_in_block, row_in_block < rows
+    log_sum = plgpu.load(normaliser.at[head, row], mask=mask, other=jnp.inf)
+    q = load_rows(q_ref, row, head, mask)
 
-    def step(i: jax.Array, total: jax.Array) -> jax.Array:
-        row_in_block = i * tiles.rows + jnp.arange(tiles.rows)
-        row, mask = first_row + row_in_block, row_in_block < rows
-        normaliser = plgpu.load(lse.at[head, row], mask=mask, other=jnp.inf)
+    def key_of(i: jax.Array) -> jax.Array:
+        return i * tiles.keys + jnp.arange(tiles.keys)
 
-        def add(total: jax.Array) -> jax.Array:
-            q = load_rows(q_ref, row, head, mask)
-            scores = plgpu.dot(k, q, trans_b=True, precision=precision_of(q.dtype)) * scale(q.shape[1])
-            return total + jnp.sum(jnp.exp2(scores - normaliser[None]), axis=1)
+    def store(i: jax.Array, scores: jax.Array) -> None:
+        key = key_of(i)
+        plgpu.store(out.at[block, tile, head, key], jnp.where(key < kv_length, scores, 0.0), mask=key < capacity)
 
-        return jax.lax.cond(jnp.min(normaliser) < jnp.inf, add, lambda total: total, total)
+    def add(i: jax.Array, _: None) -> None:
+        at = jnp.minimum(slot * capacity + key_of(i), k_cache.shape[0] - 1)
+        k = load_rows(k_cache, at, kv_head, None)
+        product = plgpu.dot(k, q, trans_b=True, precision=precision_of(q.dtype))
+        store(i, jnp.sum(jnp.exp2(product * scale(q.shape[1]) - log_sum[None]), axis=1))
 
-    row_tiles = jnp.where(tile * tiles.keys < kv_length, pl.cdiv(rows, tiles.rows), 0)
-    total = jax.lax.fori_loop(0, row_tiles, step, jnp.zeros((tiles.keys,), jnp.float32))
-    plgpu.store(out.at[block, head, key], jnp.where(key < kv_length, total, 0.0), mask=key < capacity)
+    def fill(i: jax.Array, _: None) -> None:
+        store(i, jnp.zeros((tiles.keys,), jnp.float32))
+
+    marked = jnp.min(log_sum) < jnp.inf
+    all_tiles = pl.cdiv(capacity, tiles.keys)
+    a_split = pl.cdiv(all_tiles, splits)
+    first, last = split * a_split, jnp.minimum((split + 1) * a_split, all_tiles)
+    seen = jnp.clip(jnp.where(marked, pl.cdiv(kv_length, tiles.keys), 0), first, last)
+    jax.lax.fori_loop(first, seen, add, None)
+    jax.lax.fori_loop(seen, last, fill, None)
 
 
 def tracking_scores(
@@ -106,20 +120,22 @@ def tracking_scores(
 ) -> Float[Array, "cache_rows"]:
     """Attention probability of every cache row, summed over the marked rows of its slot and over heads.
 
-    One program sums one head's probabilities of a tile of keys over the tiles of a block's rows that hold a marked
-    row; the sum over heads and over a slot's blocks has a fixed order, so the result is deterministic. A row that is
-    not marked has a normaliser of infinity, which makes its probabilities 0.
+    A program sums the probabilities of a tile of rows, if one of them is marked; the sum over tiles, heads and a slot's
+    blocks has a fixed order, so the result is deterministic. A row that is not marked has a normaliser of infinity,
+    which makes its probabilities 0.
     """
     heads, blocks = q.shape[1], block_table.shape[0]
     tiles = tiles_for(q, block_rows)
+    row_tiles, splits = pl.cdiv(block_rows, tiles.rows), splits_for(heads * blocks, pl.cdiv(capacity, tiles.keys))
     parts = pl.pallas_call(
-        functools.partial(_score_kernel, capacity=capacity, tiles=tiles),
-        grid=(pl.cdiv(capacity, tiles.keys), heads, blocks),
-        out_shape=jax.ShapeDtypeStruct((blocks, heads, capacity), jnp.float32),
+        functools.partial(_score_kernel, capacity=capacity, tiles=tiles, splits=splits),
+        grid=(row_tiles * splits, heads, blocks),
+        out_shape=jax.ShapeDtypeStruct((blocks, row_tiles, heads, capacity), jnp.float32),
         compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
         name="tracking_scores",
     )(block_table, q, k_cache, jnp.where(score_rows[None] & (lse > -jnp.inf), lse, jnp.inf))
-    of_slot = jax.nn.one_hot(block_table[:, 0], k_cache.shape[0] // capacity, dtype=jnp.float32)
-    scores = jnp.einsum("bs,bc->sc", of_slot, jnp.sum(parts, axis=1), precision=jax.lax.Precision.HIGHEST)
-    return scores.reshape(-1)
+    slots = k_cache.shape[0] // capacity
+    of_slot = block_table[None, :, 0] == jnp.arange(slots)[:, None]
+    scores = jnp.sum(parts, axis=(1, 2))
+    return jnp.sum(jnp.where(of_slot[..., None], scores[None], 0.0), axis=1).reshape(-1)

@@ -50,8 +50,8 @@ def verify_attention(
     A row of the block table is (slot, kv_length, first_row, rows): rows first_row .. first_row + rows - 1
     (rows <= block_rows) are the whole buffer of the slot. They see the cache rows slot * capacity + [0, kv_length)
     that are not `buffered` (those whose position has a row in the buffer), and the k and v of the buffer's own rows
-    by `visibility`. The cache is only read. Query head h reads KV head h // (heads / kv_heads). Rows in no block, and
-    rows that see nothing, give 0.
+    by `visibility`. The cache is only read. Query head h reads KV head h // (heads / kv_heads). Rows that see
+    nothing give 0; rows in no block mean nothing, and may be NaN.
 
     Source: arXiv 2609.26796, Flash-Verify. The paper's mask, strict isolation and one-pass verify differ only in
     `visibility`.

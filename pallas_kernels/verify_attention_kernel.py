@@ -27,7 +27,7 @@ def _verify_kernel(
     cutoff and the row that it sees as itself. A key is seen if its rank as a draft is below the first cutoff, its rank
     as an undecoded row is at least the second, or it is the row itself.
     """
-    out, lse = refs[-2:]
+    out, lse = refs
     tile, split = pl.program_id(0) // splits, pl.program_id(0) % splits
     head, block = pl.program_id(1), pl.program_id(2)
     slot, kv_length, first_row, rows = (block_table[block, i] for i in range(4))

@@ -123,14 +123,14 @@ def test_a_sweep_prints_the_best_and_writes_nothing(
     module, table, candidates = kernels.SWEEPS["out"]
     monkeypatch.setattr(kernels, "SWEEPS", {"out": (module, table, candidates[:2])})
     before = getattr(module, table)
-    assert kernels.main(["--tiny", "--sweep", "out", "--repeats", "1"]) == 0
+    assert kernels.main(["--tiny", "--sweep", "--ops", "out", "--repeats", "1"]) == 0
     assert "BEST" in capsys.readouterr().out
     assert getattr(module, table) is before
 
 
 @pytest.mark.parametrize(
     ("given", "message"), [([], "use --tiny"), (["--tiny", "--rows", "0"], "at least 1"),
-                           (["--tiny", "--sweep", "out", "--output", "x"], "leave --output out")],
+                           (["--tiny", "--sweep", "--output", "x"], "leave --output out")],
 )  # fmt: skip
 def test_bad_options_are_refused(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -10,18 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.scheduled_attention import scheduled_attention
+from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, jitted
 from tests.pallas_kernels.lowering import lower_for_cuda
 
-attention = jax.jit(scheduled_attention, static_argnames=("capacity", "block_rows", "kernels"))
-
-BFLOAT16_ERROR, FLOAT32_ERROR = 1e-2, 1e-5
-
-
-def error(a, b) -> float:
-    """max |a - b| over max |b|; NaN is an error of infinity."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    found = np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-30)
-    return found if np.isfinite(found) else np.inf
+attention = jitted(scheduled_attention, table=3)
 
 
 def in_numpy(q, k_cache, v_cache, block_table, *, capacity, score_rows):

@@ -10,19 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.verify_attention import DRAFT, PRIVATE, SHARED, UNDECODED, Visibility, verify_attention
+from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, jitted
 from tests.pallas_kernels.lowering import lower_for_cuda
 
-attention = jax.jit(verify_attention, static_argnames=("capacity", "block_rows", "kernels"))
+attention = jitted(verify_attention, table=5)
 
-BFLOAT16_ERROR, FLOAT32_ERROR = 1e-2, 1e-5
 BUFFERS = ("paper", "strict", "one-pass paper", "one-pass strict")
-
-
-def error(a, b) -> float:
-    """max |a - b| over max |b|; NaN is an error of infinity."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    found = np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-30)
-    return found if np.isfinite(found) else np.inf
 
 
 def buffer(rng, mode, *, positions, candidates, context, window=0):

@@ -6,12 +6,27 @@ booleans, never read off the ids: a [MASK] id in the prompt, or predicted and co
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Forward = Callable[[Tensor], Tensor]  # ids [length] int64 -> logits [length, vocab]
+
+
+class Rule(IntEnum):
+    """What committed a token."""
+
+    NONE = 0
+    QUOTA = 1
+    THRESHOLD = 2
+    MOST_CONFIDENT = 3
+    VERIFIED = 4
+    BONUS = 5
+    PLAIN = 6
+    FACTOR = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +36,8 @@ class Sample:
     tokens: the response up to and including the leftmost committed EOS. steps: denoising steps. forwards: passes of
     the model (two a step with guidance). commit_step and confidence have one entry for each of the gen_length places:
     the step (from 0) that committed it, -1 for never, and the probability that the model gave the token (nan for
-    never), whatever ordered the commits. ids: the whole sequence as it was left, prompt included.
+    never), whatever ordered the commits. ids: the whole sequence as it was left, prompt included. rule: what committed
+    each place. record: what a sampler tells of each of its steps, if it does. Neither takes part in comparisons.
     """
 
     tokens: list[int]
@@ -30,6 +46,8 @@ class Sample:
     commit_step: list[int]
     confidence: list[float]
     ids: list[int]
+    rule: list[Rule] = field(compare=False)
+    record: list[Any] = field(default_factory=list, compare=False, repr=False)
 
 
 def quotas(masked: int, steps: int) -> list[int]:
@@ -75,7 +93,7 @@ def generate_llada(
     if (temperature > 0) != (noise is not None):
         raise ValueError(f"noise goes with a temperature above 0, got {temperature=}, {noise=}")
     start, total = len(prompt), len(prompt) + gen_length
-    state = _State(prompt, gen_length, mask_id)
+    state = State(prompt, gen_length, mask_id)
     step = 0
     for block, steps_of_block in enumerate(block_steps(gen_length, block_length, steps)):
         end = min(start + (block + 1) * block_length, total)
@@ -98,7 +116,7 @@ def generate_llada(
                 if confidence_eos_eot_inf and token in eos_ids:
                     rank[position] = -math.inf
             for position in sorted(rank, key=lambda p: (-rank[p], p))[:quota]:
-                state.commit(position, predictions[position], step)
+                state.commit(position, predictions[position], step, Rule.QUOTA)
             step += 1
         if state.leftmost(eos_ids) is not None:
             break
@@ -126,7 +144,7 @@ def generate_threshold(
     if (temperature > 0) != (noise is not None):
         raise ValueError(f"noise goes with a temperature above 0, got {temperature=}, {noise=}")
     end = len(prompt) + gen_length
-    state = _State(prompt, gen_length, mask_id)
+    state = State(prompt, gen_length, mask_id)
     step = 0
     while window := state.open_before(end)[:block_length]:
         logits = forward(torch.tensor(state.ids)).float()
@@ -134,10 +152,8 @@ def generate_threshold(
         for position in window:
             gumbel = noise(position) if noise else None
             predictions[position] = predict(logits[position], temperature, gumbel)
-        best = min(window, key=lambda p: (-predictions[p][1], p))
-        for position in window:
-            if predictions[position][1] >= threshold or position == best:
-                state.commit(position, predictions[position], step)
+        for position, rule in passing(predictions, threshold).items():
+            state.commit(position, predictions[position], step, rule)
         step += 1
         eos = state.leftmost(eos_ids)
         if eos is not None:
@@ -151,23 +167,37 @@ def predict(logits: Tensor, temperature: float, gumbel: Tensor | None) -> tuple[
     return token, float(logits.softmax(-1)[token])
 
 
-class _State:
+def passing(predictions: dict[int, tuple[int, float]], threshold: float) -> dict[int, Rule]:
+    """The positions of at least that confidence, or the most confident one; ties go to the lower position."""
+    above = sorted(p for p in predictions if predictions[p][1] >= threshold)
+    if above:
+        return dict.fromkeys(above, Rule.THRESHOLD)
+    return {min(predictions, key=lambda p: (-predictions[p][1], p)): Rule.MOST_CONFIDENT}
+
+
+class State:
+    """A sequence being decoded: its ids, which places are still open, and what is known of those that are not."""
+
     def __init__(self, prompt: Sequence[int], gen_length: int, mask_id: int):
         self.start = len(prompt)
         self.ids = [*prompt, *[mask_id] * gen_length]
         self.is_open = [False] * self.start + [True] * gen_length
         self.commit_step = [-1] * gen_length
         self.confidence = [math.nan] * gen_length
+        self.rule = [Rule.NONE] * gen_length
 
     def open_before(self, end: int) -> list[int]:
+        """Positions below `end` that nothing was committed to, left to right."""
         return [position for position in range(end) if self.is_open[position]]
 
-    def commit(self, position: int, prediction: tuple[int, float], step: int) -> None:
+    def commit(self, position: int, prediction: tuple[int, float], step: int, rule: Rule) -> None:
         self.ids[position], self.confidence[position - self.start] = prediction
         self.is_open[position] = False
         self.commit_step[position - self.start] = step
+        self.rule[position - self.start] = rule
 
     def leftmost(self, eos_ids: Sequence[int]) -> int | None:
+        """Position of the leftmost committed EOS."""
         places = range(self.start, len(self.ids))
         return next((p for p in places if not self.is_open[p] and self.ids[p] in eos_ids), None)
 
@@ -181,4 +211,5 @@ class _State:
             commit_step=self.commit_step,
             confidence=self.confidence,
             ids=self.ids,
+            rule=self.rule,
         )
