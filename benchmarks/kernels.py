@@ -37,9 +37,9 @@ LONG = 5
 PROGRAM_SECONDS = 2e-3  # of one program, at the floor: far more than the host needs to launch it
 ROTATED_BYTES = 300e6  # six times the H200's L2
 MOST_SETS = 12
-BODY_CALLS = 24  # at least, in a loop's body: a turn of the loop costs some microseconds of its own
+BODY_CALLS = 6  # at least, in a loop's body: a turn of the loop costs some microseconds, and a call is compiled anew
 ENOUGH_SECONDS = 3.0  # a slow program is repeated less often: until then, but three times at least
-WORKERS = 8  # threads that compile
+WORKERS = 16  # threads that compile
 # Of the programs that check errors: autotuning their fp32 products would take longer than all that is measured.
 UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 PYTORCH = "pytorch: 3 projections, RoPE, cache write (CUDA graph)"
@@ -306,11 +306,11 @@ def measure(cases: Sequence[Case], bench: Bench, kernel: Implementation, to: Mea
     compiled: list[dict[str, Future]] = []
     checks: list[Future | None] = []
     for case in cases:
-        mine: dict[str, Call] = {"xla": lambda carry, operands, case=case: case.call(carry, operands, "xla")}
+        mine: dict[str, Call] = {"xla": partial(call_of, case, "xla")}
         if case.op == "scheduled_attention" and gpu:
             mine["cudnn"] = cudnn_attention(case)
         if case.tiled:
-            mine[kernel] = lambda carry, operands, case=case: case.call(carry, operands, kernel)
+            mine[kernel] = partial(call_of, case, kernel)
         calls.append(mine)
         traced = {
             name: to.attempt(case, name, lambda name=name, case=case, mine=mine: bench.compile(case, mine[name]))
@@ -385,6 +385,10 @@ def fits(tiles: Any, rows: int) -> bool:
     return math.ceil(rows / of_tile) * of_tile < 1.5 * rows
 
 
+def call_of(case: Case, kernels: Implementation, carry: Any, operands: Any) -> Outputs:
+    return case.call(carry, operands, kernels)
+
+
 def sweep(op: str, cases: Sequence[Case], bench: Bench, kernel: Implementation, to: Measurements) -> None:
     """Time every candidate of an operation at each shape, and XLA, and print the best; errors are not checked here."""
     module, table, candidates = SWEEPS[op]
@@ -392,9 +396,7 @@ def sweep(op: str, cases: Sequence[Case], bench: Bench, kernel: Implementation, 
         started: list[tuple[str, Call, Future | None]] = []
 
         def start(name: str, kernels: Implementation, case: Case = case, started: list = started) -> None:
-            def call(carry: Any, operands: Any) -> Outputs:
-                return case.call(carry, operands, kernels)
-
+            call: Call = partial(call_of, case, kernels)
             started.append((name, call, to.attempt(case, name, partial(bench.compile, case, call))))
 
         start("xla", "xla")

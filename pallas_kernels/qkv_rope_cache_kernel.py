@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels import triton as plgpu
 from pallas_kernels.weight_product import Case, Tiles, pairs, pieces, product_tile, store_rows, tiles_for
 
+LAST_OF_HALF_PI = math.pi / 2 - 201 / 2**7 - 253 / 2**19 - 170 / 2**27
 GROUP = 16  # row tiles that pass over the weight together: their x (16 MiB for 4096 bf16 values) stays in the L2
 
 CASES = (
@@ -38,16 +39,15 @@ def cos_sin(angle: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of fp32 angles in [0, 10^5) radians, to about one unit in the last place.
 
     The library's pair costs a loop per element, for angles without bound. Here the nearest multiple of pi/2 is taken
-    off in three steps, of which the first two are exact, and the rest, at most pi/4, goes into the Taylor series.
+    off in four steps, and the rest, at most pi/4, goes into the Taylor series. The first three factors have 8 bits, so
+    that their products with a multiple below 2^16 are exact, fused with the subtraction or not.
     """
     turns = jnp.floor(angle * (2 / math.pi) + 0.5)
-    whole = turns.astype(jnp.int32)
-    # Of two neighbouring steps with one factor GPU compilers make one, of which the product is not exact.
-    x = angle - turns * 1.5703125 - whole.astype(jnp.float32) * 4.837512969970703125e-4 - turns * 7.54978995489188216e-8
+    x = angle - turns * (201 / 2**7) - turns * (253 / 2**19) - turns * (170 / 2**27) - turns * LAST_OF_HALF_PI
     x2 = x * x
     sin = x + x * x2 * (-1 / 6 + x2 * (1 / 120 + x2 * (-1 / 5040 + x2 / 362880)))
     cos = 1 + x2 * (-1 / 2 + x2 * (1 / 24 + x2 * (-1 / 720 + x2 / 40320)))
-    quarter = whole & 3
+    quarter = turns.astype(jnp.int32) & 3
     swap = (quarter & 1) == 1
     cos, sin = jnp.where(swap, sin, cos), jnp.where(swap, cos, sin)
     return jnp.where((quarter == 1) | (quarter == 2), -cos, cos), jnp.where(quarter >= 2, -sin, sin)

@@ -72,7 +72,7 @@ def attend(
 
 
 def _score_kernel(block_table, q_ref, k_cache, normaliser, out, *, capacity: int, tiles: Tiles, splits: int):
-    """One program: a tile of a block's rows, one head, a part of the key tiles; out [blocks, row tiles, heads, keys]."""
+    """A program: a tile of a block's rows, one head, a part of the key tiles; out [blocks, row tiles, heads, keys]."""
     tile, split = pl.program_id(0) // splits, pl.program_id(0) % splits
     head, block = pl.program_id(1), pl.program_id(2)
     slot, kv_length, first_row, rows = (block_table[block, i] for i in range(4))

@@ -1,6 +1,7 @@
 """`qkv_rope_cache` and its returning variant: kernel (interpreted, lowered, on a GPU) against the XLA reference, and
 the reference against float64 NumPy."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -156,10 +157,11 @@ def test_every_tile_has_its_program(row_tiles: int):
     assert first[:, 1].tolist() == [0] * len(first), "row tiles of a group share a weight tile"
 
 
-def test_cos_sin():
+@pytest.mark.parametrize("run", [jax.jit, lambda f: f], ids=["fused", "an operation at a time"])
+def test_cos_sin(run: Callable):
     rng = np.random.default_rng()
     angle = np.concatenate([[0.0], rng.uniform(0, 10, 10_000), rng.uniform(0, 99_999, 100_000)]).astype(np.float32)
-    cos, sin = jax.jit(cos_sin)(angle)
+    cos, sin = run(cos_sin)(jnp.asarray(angle))
     assert np.abs(cos - np.cos(angle.astype(np.float64))).max() < 2e-7
     assert np.abs(sin - np.sin(angle.astype(np.float64))).max() < 2e-7
 

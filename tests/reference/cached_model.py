@@ -27,8 +27,8 @@ class Row:
 class Output:
     """What a pass returns.
 
-    logits: [rows asked for, vocab]. attention: [layers, heads, rows, kv_length], or None where it was not asked for: the
-    probability that a row gives a position, to its cached k or to the rows that stand there.
+    logits: [rows asked for, vocab]. attention: [layers, heads, rows, kv_length], or None where it was not asked for:
+    the probability that a row gives a position, to its cached k or to the rows that stand there.
     """
 
     logits: Tensor

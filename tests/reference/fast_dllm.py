@@ -1,4 +1,4 @@
-"""Fast-dLLM of one sequence, in plain Python (arXiv 2505.22618): blocks decoded in parallel, with its caches or without.
+"""Fast-dLLM of one sequence, in plain Python (arXiv 2505.22618): blocks decoded in parallel, with and without a cache.
 
 K is cached rotated; positions are absolute, so that this is the same.
 """
@@ -47,8 +47,8 @@ def generate_fast_dllm(
     """
     if cache not in ("none", "prefix", "dual"):
         raise ValueError(f"{cache=} is none of none, prefix, dual")
-    if (threshold is None) == (factor is None):
-        raise ValueError(f"one of threshold and factor is needed, got {threshold=}, {factor=}")
+    if (threshold is None) == (factor is None) or (factor is not None and factor <= 0):
+        raise ValueError(f"either threshold or a factor above 0 is needed, got {threshold=}, {factor=}")
     if (temperature > 0) != (noise is not None):
         raise ValueError(f"noise goes with a temperature above 0, got {temperature=}, {noise=}")
     state = State(prompt, gen_length, mask_id)
@@ -61,11 +61,11 @@ def generate_fast_dllm(
             queried = everything if first else later
             rows = [Row(state.ids[p], p) for p in queried]
             logits = forward(rows, total, wanted=[queried.index(p) for p in window]).logits.float()
-            predictions = {
-                p: predict(logits[i], temperature, noise(p) if noise else None) for i, p in enumerate(window)
-            }
-            by_factor = threshold is None
-            committed = _factor_rule(predictions, factor) if by_factor else passing(predictions, threshold)
+            predictions = {}
+            for index, position in enumerate(window):
+                gumbel = noise(position) if noise else None
+                predictions[position] = predict(logits[index], temperature, gumbel)
+            committed = _by_factor(predictions, factor) if factor else passing(predictions, threshold)
             for position, rule in committed.items():
                 state.commit(position, predictions[position], step, rule)
             step, first = step + 1, False
@@ -74,7 +74,7 @@ def generate_fast_dllm(
     return state.sample(eos_ids, steps=step, forwards=step)
 
 
-def _factor_rule(predictions: dict[int, tuple[int, float]], factor: float) -> dict[int, Rule]:
+def _by_factor(predictions: dict[int, tuple[int, float]], factor: float) -> dict[int, Rule]:
     ranked = sorted(predictions, key=lambda p: (-predictions[p][1], p))
     confidences = [predictions[p][1] for p in ranked]
     if 2 * (1 - confidences[0]) > factor:

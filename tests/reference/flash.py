@@ -91,11 +91,11 @@ class MaskView:
 class Step:
     """A denoising step.
 
-    tracked: T as the step's first pass had it (of a prefill, the prompt's best-scored positions). marked: M. window: the
-    decode window. predictions: of the window by the draft, or of up to twice as many places by one-pass's plain views.
-    decoded: D. candidates: those that were verified, in order, with their drafts. context: the decoded positions with a
-    row in the pass that verifies. mask_views: by candidate. accepted, bonus, plain, fallback: what else was committed.
-    scores: by decoded position. next_tracked: T of the next step. end, rate: after the step.
+    tracked: T as the step's first pass had it (of a prefill, the prompt's best-scored positions). marked: M. window:
+    the decode window. predictions: of the window by the draft, or of up to twice as many places by one-pass's plain
+    views. decoded: D. candidates: those that were verified, in order, with their drafts. context: the decoded positions
+    with a row in the pass that verifies. mask_views: by candidate. accepted, bonus, plain, fallback: what else was
+    committed. scores: by decoded position. next_tracked: T of the next step. end, rate: after the step.
     """
 
     tracked: list[int]
@@ -187,8 +187,8 @@ def generate_flash(
 ) -> Sample:
     """Decode one sequence with the cache of `forward`, which the first pass fills.
 
-    forwards counts the passes in which the sequence had rows. The confidence of a place is the probability that its token
-    had where it was committed: in the draft, the mask view or the plain view. record: a `Step` a step.
+    forwards counts the passes in which the sequence had rows. The confidence of a place is the probability that its
+    token had where it was committed: in the draft, the mask view or the plain view. record: a `Step` a step.
     """
     decoder = _Decoder(forward, State(prompt, gen_length, mask_id), mask_id, eos_ids, options)
     while decoder.window():
