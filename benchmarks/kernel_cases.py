@@ -16,6 +16,7 @@ from pallas_kernels import (
     linear_residual,
     matmul,
     qkv_rope_cache,
+    qkv_rope_cache_kernel,
     scheduled_attention,
     verify_attention,
 )
@@ -112,6 +113,7 @@ def _qkv_cases(sizes: Sizes) -> list[Case]:
                 call=call,
                 follow=lambda carry, outputs: ((outputs[0].reshape(carry[0].shape), *outputs[1:]), ()),
                 operand_bytes=2 * 3 * width * shape.d_model,
+                tiled=tiles_for(qkv_rope_cache_kernel.CASES, rows=rows, k=shape.d_model) is not None,
             )
         )
     return cases

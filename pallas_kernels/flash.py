@@ -32,28 +32,39 @@ class Tiles:
     num_stages: int
 
 
-# By bytes of an element: (most rows of a block, tiles), the first that fits.
+# By bytes of an element: (most rows of a block, most programs with 64 rows each, tiles), the first that fits. Where
+# there are blocks enough, wide tiles read the keys half as often.
 TILES = {
     2: (
-        (16, Tiles(rows=16, keys=64, num_warps=4, num_stages=3)),
-        (32, Tiles(rows=32, keys=64, num_warps=4, num_stages=3)),
-        (math.inf, Tiles(rows=64, keys=64, num_warps=4, num_stages=3)),
+        (16, math.inf, Tiles(rows=16, keys=64, num_warps=4, num_stages=3)),
+        (32, math.inf, Tiles(rows=32, keys=64, num_warps=4, num_stages=3)),
+        (64, math.inf, Tiles(rows=64, keys=64, num_warps=4, num_stages=3)),
+        (math.inf, PROGRAMS, Tiles(rows=64, keys=64, num_warps=4, num_stages=3)),
+        (math.inf, math.inf, Tiles(rows=128, keys=32, num_warps=8, num_stages=3)),
     ),
     4: (
-        (16, Tiles(rows=16, keys=32, num_warps=4, num_stages=1)),
-        (math.inf, Tiles(rows=32, keys=32, num_warps=4, num_stages=1)),
+        (16, math.inf, Tiles(rows=16, keys=32, num_warps=4, num_stages=1)),
+        (math.inf, math.inf, Tiles(rows=32, keys=32, num_warps=4, num_stages=1)),
     ),
 }
 
 State = tuple[jax.Array, jax.Array, jax.Array]  # largest score [rows], sum [rows], weighted values [rows, head_dim]
 
 
-def tiles_for(q: jax.Array, block_rows: int) -> Tiles:
-    """The tiles for q's dtype and blocks of `block_rows`. Raises ValueError for a head_dim that Triton cannot load."""
-    head_dim = q.shape[-1]
+def tiles_for(q: jax.Array, *, blocks: int, block_rows: int) -> Tiles:
+    """The tiles for q's dtype and `blocks` blocks of `block_rows` rows.
+
+    Raises ValueError for a head_dim that Triton cannot load.
+    """
+    heads, head_dim = q.shape[1:]
     if head_dim < 16 or head_dim & (head_dim - 1):
         raise ValueError(f"{head_dim=} has no Pallas kernel: expected a power of two from 16 on; use kernels='xla'")
-    return next(tiles for most, tiles in TILES[q.dtype.itemsize] if block_rows <= most)
+    programs = pl.cdiv(block_rows, 64) * heads * blocks
+    return next(
+        tiles
+        for most_rows, most_programs, tiles in TILES[q.dtype.itemsize]
+        if block_rows <= most_rows and programs <= most_programs
+    )
 
 
 def splits_for(programs: int, key_tiles: int) -> int:
@@ -135,7 +146,7 @@ def launch(
     memory held.
     """
     rows, heads, head_dim = q.shape
-    tiles = tiles_for(q, block_rows)
+    tiles = tiles_for(q, blocks=blocks, block_rows=block_rows)
     row_tiles = pl.cdiv(block_rows, tiles.rows)
     splits = splits_for(row_tiles * heads * blocks, pl.cdiv(capacity, tiles.keys))
     values, lse = pl.pallas_call(
@@ -154,7 +165,6 @@ def launch(
     # part by part, so that XLA makes one kernel of it
     largest = functools.reduce(jnp.maximum, lse)
     weight = [jnp.exp2(part - jnp.maximum(largest, LOWEST)) for part in lse]
-    total = sum(weight[1:], start=weight[0])
-    share = [(part / jnp.maximum(total, 1e-30)).T[..., None] for part in weight]
-    combined = sum((v * w for v, w in zip(values[1:], share[1:], strict=True)), start=values[0] * share[0])
-    return combined.astype(q.dtype), largest + jnp.log2(total)
+    total = functools.reduce(jnp.add, weight)
+    parts = [v * (w / jnp.maximum(total, 1e-30)).T[..., None] for v, w in zip(values, weight, strict=True)]
+    return functools.reduce(jnp.add, parts).astype(q.dtype), largest + jnp.log2(total)

@@ -33,8 +33,8 @@ class Partial(NamedTuple):
 
 # Up to 128 rows the weight is read from HBM once; more tiles of rows share it through the L2.
 CASES = (
-    Case(rows=64, tiles=Tiles(rows=(64,), columns=(128,), inner=64, warps=8, stages=4)),
-    Case(tiles=Tiles(rows=(128,), columns=(128,), inner=64, warps=8, stages=3)),
+    Case(rows=64, tiles=Tiles(rows=64, columns=128, inner=64, warps=8, stages=4)),
+    Case(tiles=Tiles(rows=128, columns=128, inner=64, warps=8, stages=3)),
 )
 
 
@@ -69,12 +69,12 @@ def gumbel_at(
 def _kernel(
     hidden_ref, head_ref, given_ref, key_ref, temperature_ref, *out_refs, vocab_size, scale, banned, tiles: Tiles
 ):
-    rows, (tile_rows,), (columns,) = hidden_ref.shape[0], tiles.rows, tiles.columns
-    row = pl.program_id(0) * tile_rows + jnp.arange(tile_rows, dtype=jnp.int32)
-    token = pl.program_id(1) * columns + jnp.arange(columns, dtype=jnp.int32)
+    rows = hidden_ref.shape[0]
+    row = pl.program_id(0) * tiles.rows + jnp.arange(tiles.rows, dtype=jnp.int32)
+    token = pl.program_id(1) * tiles.columns + jnp.arange(tiles.columns, dtype=jnp.int32)
     row_exists = row < rows
-    [[logits]] = product_tile(
-        hidden_ref, head_ref, [jnp.minimum(row, rows - 1)], [jnp.minimum(token, vocab_size - 1)], tiles=tiles
+    logits = product_tile(
+        hidden_ref, head_ref, jnp.minimum(row, rows - 1), jnp.minimum(token, vocab_size - 1), tiles=tiles
     )
     allowed = token < vocab_size
     for one in banned:
@@ -126,15 +126,14 @@ def partials(
 ) -> Partial:
     """The contributions of every tile of the vocabulary to each row's statistics."""
     rows = hidden.shape[0]
-    (tile_rows,), (columns,) = tiles.rows, tiles.columns
-    grid = (pl.cdiv(rows, tile_rows), pl.cdiv(vocab_size, columns))  # tiles of rows share a tile of the weight
-    shape = (grid[1], grid[0] * tile_rows)
+    grid = (pl.cdiv(rows, tiles.rows), pl.cdiv(vocab_size, tiles.columns))  # row tiles share a weight tile
+    shape = (grid[1], grid[0] * tiles.rows)
     dtypes = Partial(best=jnp.float32, token=jnp.int32, chosen=jnp.float32, log_sum=jnp.float32, given=jnp.float32)
     body = functools.partial(_kernel, vocab_size=vocab_size, scale=scale, banned=banned, tiles=tiles)
     out = pl.pallas_call(
         body,
         out_shape=[jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes],
-        out_specs=[pl.BlockSpec((None, tile_rows), lambda i, j: (j, i))] * len(dtypes),
+        out_specs=[pl.BlockSpec((None, tiles.rows), lambda i, j: (j, i))] * len(dtypes),
         grid=grid,
         compiler_params=tiles.compiler_params(),
         interpret=interpret,

@@ -12,20 +12,18 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels.implementation import Implementation, precision_of
-from pallas_kernels.weight_product import Case, Tiles, pairs, pieces, product_tile, starts, store_rows, tiles_for
+from pallas_kernels.weight_product import Case, Tiles, product_tile, store_rows, tiles_for
 
 LINEAR_RESIDUAL = (
-    Case(rows=16, tiles=Tiles(rows=(16,), columns=(64,), inner=128, stages=4, splits=4)),
-    Case(rows=32, tiles=Tiles(rows=(32,), columns=(64,), inner=128, stages=4, splits=4)),
-    Case(rows=64, k=4096, tiles=Tiles(rows=(64,), columns=(64,), inner=64, stages=4, splits=2)),
-    Case(rows=64, tiles=Tiles(rows=(64,), columns=(64,), inner=64, stages=4, splits=4)),
-    Case(rows=128, k=4096, tiles=Tiles(rows=(128,), columns=(64,), inner=64, stages=4, splits=2)),
-    Case(rows=128, tiles=Tiles(rows=(128,), columns=(64,), inner=64, stages=4, splits=4)),
+    Case(rows=16, tiles=Tiles(rows=16, columns=64, inner=128, stages=4, splits=4)),
+    Case(rows=32, tiles=Tiles(rows=32, columns=64, inner=128, stages=4, splits=4)),
+    Case(rows=128, k=4096, tiles=Tiles(rows=64, columns=64, inner=64, stages=5, splits=2)),
+    Case(rows=64, tiles=Tiles(rows=64, columns=64, inner=64, stages=5, splits=4)),
 )
 GATE_UP_SILU = (
-    Case(rows=16, tiles=Tiles(rows=(16,), columns=(128,), inner=64, stages=4)),
-    Case(rows=32, tiles=Tiles(rows=(32,), columns=(128,), inner=64, stages=4)),
-    Case(rows=64, tiles=Tiles(rows=(64,), columns=(128,), inner=64, stages=4)),
+    Case(rows=16, tiles=Tiles(rows=16, columns=128, inner=64, stages=4)),
+    Case(rows=32, tiles=Tiles(rows=32, columns=128, inner=64, stages=4)),
+    Case(rows=64, tiles=Tiles(rows=64, columns=256, inner=64, warps=8, stages=4)),
 )
 
 
@@ -71,19 +69,13 @@ def gate_up_silu(
 def _linear_kernel(x_ref, weight_ref, partial_ref, *, tiles: Tiles):
     """One split's product of a tile of rows and a tile of columns; partial_ref [splits * rows, n] in fp32."""
     (rows, _), n, split = x_ref.shape, weight_ref.shape[0], pl.program_id(2)
-    row = pieces(pl.program_id(0) * sum(tiles.rows), tiles.rows)
-    column = pieces(pl.program_id(1) * sum(tiles.columns), tiles.columns)
-    products = product_tile(
-        x_ref,
-        weight_ref,
-        [jnp.minimum(piece, rows - 1) for piece in row],
-        [jnp.minimum(piece, n - 1) for piece in column],
-        tiles=tiles,
-        split=split,
+    row = pl.program_id(0) * tiles.rows + jnp.arange(tiles.rows)
+    column = pl.program_id(1) * tiles.columns + jnp.arange(tiles.columns)
+    product = product_tile(
+        x_ref, weight_ref, jnp.minimum(row, rows - 1), jnp.minimum(column, n - 1), tiles=tiles, split=split
     )
-    for a, of_row in zip(row, products, strict=True):
-        for b, product in zip(column, of_row, strict=True):
-            store_rows(partial_ref, split * rows + a, b, product, (a < rows)[:, None] & (b < n)[None, :])
+    mask = (row < rows)[:, None] & (column < n)[None, :]
+    store_rows(partial_ref, split * rows + row, column, product, mask)
 
 
 def _linear_residual_pallas(x: Array, weight: Array, residual: Array, *, tiles: Tiles, interpret: bool) -> Array:
@@ -91,8 +83,7 @@ def _linear_residual_pallas(x: Array, weight: Array, residual: Array, *, tiles: 
     partial = pl.pallas_call(
         functools.partial(_linear_kernel, tiles=tiles),
         out_shape=jax.ShapeDtypeStruct((tiles.splits * rows, n), jnp.float32),
-        # tiles of rows share a tile of the weight
-        grid=(pl.cdiv(rows, sum(tiles.rows)), pl.cdiv(n, sum(tiles.columns)), tiles.splits),
+        grid=(pl.cdiv(rows, tiles.rows), pl.cdiv(n, tiles.columns), tiles.splits),  # row tiles share a weight tile
         compiler_params=tiles.compiler_params(),
         interpret=interpret,
         name="linear_residual",
@@ -102,24 +93,18 @@ def _linear_residual_pallas(x: Array, weight: Array, residual: Array, *, tiles: 
 
 
 def _gate_up_kernel(x_ref, weight_ref, out_ref, *, tiles: Tiles):
-    """A tile of rows times the same columns of gate and of up, which are the two halves of each piece's columns."""
-    rows, mlp = x_ref.shape[0], out_ref.shape[1]
-    row = pieces(pl.program_id(0) * sum(tiles.rows), tiles.rows)
-    widths = [size // 2 for size in tiles.columns]
-    first = starts(pl.program_id(1) * sum(widths), widths)
-    products = product_tile(
-        x_ref,
-        weight_ref,
-        [jnp.minimum(piece, rows - 1) for piece in row],
-        [pairs(f, size, apart=mlp, limit=mlp) for f, size in zip(first, tiles.columns, strict=True)],
-        tiles=tiles,
+    """A tile of rows times the same columns of gate and of up, which are the two halves of the product's columns."""
+    rows, mlp, width = x_ref.shape[0], out_ref.shape[1], tiles.columns // 2
+    row = pl.program_id(0) * tiles.rows + jnp.arange(tiles.rows)
+    first = pl.program_id(1) * width
+    both = jnp.arange(tiles.columns)
+    weight_row = jnp.minimum(first + jax.lax.rem(both, width), mlp - 1) + jax.lax.div(both, width) * mlp
+    gate, up = jnp.split(
+        product_tile(x_ref, weight_ref, jnp.minimum(row, rows - 1), weight_row, tiles=tiles), 2, axis=1
     )
-    for a, of_row in zip(row, products, strict=True):
-        for f, width, product in zip(first, widths, of_row, strict=True):
-            gate, up = jnp.split(product, 2, axis=1)
-            b = f + jnp.arange(width)
-            mask = (a < rows)[:, None] & (b < mlp)[None, :]
-            store_rows(out_ref, a, b, gate / (1 + jnp.exp(-gate)) * up, mask)
+    column = first + jnp.arange(width)
+    mask = (row < rows)[:, None] & (column < mlp)[None, :]
+    store_rows(out_ref, row, column, gate / (1 + jnp.exp(-gate)) * up, mask)
 
 
 def _gate_up_silu_pallas(x: Array, weight: Array, *, tiles: Tiles, interpret: bool) -> Array:
@@ -127,7 +112,7 @@ def _gate_up_silu_pallas(x: Array, weight: Array, *, tiles: Tiles, interpret: bo
     return pl.pallas_call(
         functools.partial(_gate_up_kernel, tiles=tiles),
         out_shape=jax.ShapeDtypeStruct((rows, mlp), x.dtype),
-        grid=(pl.cdiv(rows, sum(tiles.rows)), pl.cdiv(mlp, sum(tiles.columns) // 2)),
+        grid=(pl.cdiv(rows, tiles.rows), pl.cdiv(mlp, tiles.columns // 2)),
         compiler_params=tiles.compiler_params(),
         interpret=interpret,
         name="gate_up_silu",

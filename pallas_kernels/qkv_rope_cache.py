@@ -1,11 +1,14 @@
 """Project activations to q, k and v, rotate q and k, and write k and v to their cache rows."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.implementation import Implementation, precision_of
-from pallas_kernels.qkv_rope_cache_kernel import qkv_rope_cache_pallas
+from pallas_kernels.qkv_rope_cache_kernel import CASES, qkv_rope_cache_pallas
+from pallas_kernels.weight_product import tiles_for
 
 
 def rope_frequency(head_dim: int, theta: float) -> Float[Array, "half"]:
@@ -75,21 +78,12 @@ def qkv_rope_cache(
     """Q of every row, and the caches with the rows' rotated k and v written in place.
 
     A `cache_row` at or beyond the number of cache rows writes nothing; none may be negative. No two rows may write the
-    same cache row.
+    same cache row. The kernel takes shapes that its `CASES` cover; anything else is XLA's.
     """
-    if kernels == "xla":
-        q, _, _, k_cache, v_cache = _reference(
-            x, weight, bias, position, cache_row, k_cache, v_cache, n_heads=n_heads, rope_theta=rope_theta
-        )
-        return q, k_cache, v_cache
-    frequency = rope_frequency(k_cache.shape[-1], rope_theta)
-    interpret = kernels == "interpret"
-    q, k_cache, v_cache = qkv_rope_cache_pallas(
-        *(x, weight, bias, frequency, position, cache_row, k_cache, v_cache),
-        n_heads=n_heads,
-        returning=False,
-        interpret=interpret,
-    )
+    q, k_cache, v_cache, *_ = _run(
+        x, weight, bias, position, cache_row, k_cache, v_cache,
+        n_heads=n_heads, rope_theta=rope_theta, kernels=kernels, returning=False,
+    )  # fmt: skip
     return q, k_cache, v_cache
 
 
@@ -113,22 +107,14 @@ def qkv_rope_cache_returning(
     Float[Array, "cache_rows kv_heads head_dim"],
 ]:
     """Q, k and v of every row, whether or not it writes, and the caches as `qkv_rope_cache` leaves them."""
-    if kernels == "xla":
-        return _reference(
-            x, weight, bias, position, cache_row, k_cache, v_cache, n_heads=n_heads, rope_theta=rope_theta
-        )
-    frequency = rope_frequency(k_cache.shape[-1], rope_theta)
-    interpret = kernels == "interpret"
-    q, k_cache, v_cache, k, v = qkv_rope_cache_pallas(
-        *(x, weight, bias, frequency, position, cache_row, k_cache, v_cache),
-        n_heads=n_heads,
-        returning=True,
-        interpret=interpret,
-    )
+    q, k_cache, v_cache, k, v = _run(
+        x, weight, bias, position, cache_row, k_cache, v_cache,
+        n_heads=n_heads, rope_theta=rope_theta, kernels=kernels, returning=True,
+    )  # fmt: skip
     return q, k, v, k_cache, v_cache
 
 
-def _reference(
+def _run(
     x: Array,
     weight: Array,
     bias: Array | None,
@@ -139,8 +125,22 @@ def _reference(
     *,
     n_heads: int,
     rope_theta: float,
-) -> tuple[Array, Array, Array, Array, Array]:
-    q, k, v = project_qkv(x, weight, bias, position, n_heads=n_heads, head_dim=k_cache.shape[-1], rope_theta=rope_theta)
-    k_cache = k_cache.at[cache_row].set(k, mode="drop", unique_indices=True)
-    v_cache = v_cache.at[cache_row].set(v, mode="drop", unique_indices=True)
-    return q, k, v, k_cache, v_cache
+    kernels: Implementation,
+    returning: bool,
+) -> Sequence[Array]:
+    """Q and the caches; k and v as well if `returning`, and from the reference in any case."""
+    head_dim = k_cache.shape[-1]
+    tiles = tiles_for(CASES, rows=x.shape[0], k=x.shape[1])
+    if kernels == "xla" or tiles is None:
+        q, k, v = project_qkv(x, weight, bias, position, n_heads=n_heads, head_dim=head_dim, rope_theta=rope_theta)
+        k_cache = k_cache.at[cache_row].set(k, mode="drop", unique_indices=True)
+        v_cache = v_cache.at[cache_row].set(v, mode="drop", unique_indices=True)
+        return q, k_cache, v_cache, k, v
+    frequency = rope_frequency(head_dim, rope_theta)
+    return qkv_rope_cache_pallas(
+        *(x, weight, bias, frequency, position, cache_row, k_cache, v_cache),
+        n_heads=n_heads,
+        returning=returning,
+        interpret=kernels == "interpret",
+        tiles=tiles,
+    )

@@ -1,8 +1,7 @@
 """The Pallas (Triton) kernel of `qkv_rope_cache`: projection, bias, rotation and cache write in one launch.
 
-A program computes a tile of rows times pieces of columns, each the matching columns of both halves of one head, so that
-it holds both elements of every pair that turns. The weight is read from HBM once as long as one group of row tiles
-covers all rows; k and v go from the registers to their cache rows.
+A program computes a tile of rows times one head, or the matching columns of both halves of a head, so that it holds
+both elements of every pair that turns. k and v go from the registers to their cache rows.
 """
 
 import dataclasses
@@ -14,25 +13,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels import triton as plgpu
-from pallas_kernels.weight_product import Case, Tiles, pairs, pieces, product_tile, store_rows, tiles_for
+from pallas_kernels.weight_product import Case, Tiles, product_tile, store_rows
 
 LAST_OF_HALF_PI = math.pi / 2 - 201 / 2**7 - 253 / 2**19 - 170 / 2**27
-GROUP = 16  # row tiles that pass over the weight together: their x (16 MiB for 4096 bf16 values) stays in the L2
-
 CASES = (
-    Case(rows=16, tiles=Tiles(rows=(16,), columns=(64,), inner=128, warps=4, stages=4)),
-    Case(rows=32, tiles=Tiles(rows=(32,), columns=(64,), inner=128, warps=4, stages=4)),
-    Case(rows=64, tiles=Tiles(rows=(64,), columns=(64,), inner=128, warps=4, stages=3)),
-    Case(rows=128, tiles=Tiles(rows=(128,), columns=(128,), inner=128, warps=8, stages=3)),
-    Case(tiles=Tiles(rows=(128,), columns=(128,), inner=64, warps=4, stages=3)),
+    Case(rows=16, tiles=Tiles(rows=16, columns=64, inner=128, warps=4, stages=4)),
+    Case(rows=32, tiles=Tiles(rows=32, columns=64, inner=128, warps=4, stages=4)),
+    Case(rows=64, tiles=Tiles(rows=64, columns=64, inner=128, warps=4, stages=3)),
+    Case(rows=128, tiles=Tiles(rows=128, columns=128, inner=64, warps=8, stages=5)),
 )
-
-
-def tile_of(program: jax.Array, *, row_tiles: int, column_tiles: int) -> tuple[jax.Array, jax.Array]:
-    """(row tile, column tile) of a program: within a group of row tiles the row tile changes fastest."""
-    group, place = jax.lax.div(program, GROUP * column_tiles), jax.lax.rem(program, GROUP * column_tiles)
-    size = jnp.minimum(GROUP, row_tiles - group * GROUP)
-    return group * GROUP + jax.lax.rem(place, size), jax.lax.div(place, size)
 
 
 def cos_sin(angle: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,69 +62,20 @@ def _kernel(
     head_dim: int,
     tiles: Tiles,
 ):
-    rows, half = x_ref.shape[0], head_dim // 2
-    row_tile, column_tile = tile_of(
-        pl.program_id(0),
-        row_tiles=pl.cdiv(rows, sum(tiles.rows)),
-        column_tiles=pl.cdiv((n_heads + 2 * n_kv_heads) * head_dim, sum(tiles.columns)),
-    )
-    row = pieces(row_tile * sum(tiles.rows), tiles.rows)
-    source = [jnp.minimum(piece, rows - 1) for piece in row]
-
-    size = tiles.columns[0]
-    piece = [column_tile * len(tiles.columns) + i for i in range(len(tiles.columns))]
-    head = [jax.lax.div(p, head_dim // size) for p in piece]
-    first = [jax.lax.rem(p, head_dim // size) * (size // 2) for p in piece]  # column, in the lower half of its head
-
-    def weight_row(head: jax.Array, first: jax.Array) -> jax.Array:
-        head = jnp.minimum(head, n_heads + 2 * n_kv_heads - 1)  # the last tile may reach beyond the last head
-        return head * head_dim + pairs(first, size, apart=half, limit=half)
-
-    products = product_tile(
-        x_ref, weight_ref, source, [weight_row(h, f) for h, f in zip(head, first, strict=True)], tiles=tiles
-    )
-    finish = functools.partial(
-        _finish,
-        bias_ref, frequency_ref, position_ref, cache_row_ref, q_ref, k_cache_ref, v_cache_ref, k_ref, v_ref,
-        n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, rows=rows,
-    )  # fmt: skip
-    for r, s, of_row in zip(row, source, products, strict=True):
-        for h, f, product in zip(head, first, of_row, strict=True):
-            column = f + jnp.arange(size // 2)
-            pl.when(h < n_heads + 2 * n_kv_heads)(
-                functools.partial(finish, row=r, source=s, head=h, column=column, product=product)
-            )
-
-
-def _finish(
-    bias_ref,
-    frequency_ref,
-    position_ref,
-    cache_row_ref,
-    q_ref,
-    k_cache_ref,
-    v_cache_ref,
-    k_ref,
-    v_ref,
-    *,
-    n_heads: int,
-    n_kv_heads: int,
-    head_dim: int,
-    rows: int,
-    row: jax.Array,
-    source: jax.Array,
-    head: jax.Array,
-    column: jax.Array,
-    product: jax.Array,
-):
-    """Bias, rotation and store of a piece: rows `row` (clamped: `source`), columns `column` and their partners."""
-    half = head_dim // 2
-    low, high = jnp.split(product, 2, axis=1)
+    rows, half, width = x_ref.shape[0], head_dim // 2, tiles.columns // 2
+    parts = half // width
+    column_tile = pl.program_id(1)
+    head, part = jax.lax.div(column_tile, parts), jax.lax.rem(column_tile, parts)
+    row = pl.program_id(0) * tiles.rows + jnp.arange(tiles.rows)
     real = row < rows
+    source = jnp.minimum(row, rows - 1)
+    column = part * width + jnp.arange(width)  # of the lower half; its partner is at column + half
+    both = jnp.arange(tiles.columns)
+    both = part * width + jax.lax.div(both, width) * half + jax.lax.rem(both, width)
+    low, high = jnp.split(product_tile(x_ref, weight_ref, source, head * head_dim + both, tiles=tiles), 2, axis=1)
     if bias_ref is not None:
-        at = head * head_dim + column
-        low += plgpu.load(bias_ref.at[at]).astype(jnp.float32)[None, :]
-        high += plgpu.load(bias_ref.at[at + half]).astype(jnp.float32)[None, :]
+        low += plgpu.load(bias_ref.at[head * head_dim + column]).astype(jnp.float32)[None, :]
+        high += plgpu.load(bias_ref.at[head * head_dim + half + column]).astype(jnp.float32)[None, :]
 
     def rotate() -> tuple[jax.Array, jax.Array]:
         position = plgpu.load(position_ref.at[source]).astype(jnp.float32)
@@ -184,18 +124,14 @@ def qkv_rope_cache_pallas(
     n_heads: int,
     returning: bool,
     interpret: bool,
-    tiles: Tiles | None = None,
+    tiles: Tiles,
 ) -> list[jax.Array]:
     """q, k_cache, v_cache and, if `returning`, k and v; shapes as in `qkv_rope_cache`, frequency [head_dim / 2].
 
-    `tiles` replaces the choice of `CASES`. Its pieces of columns must be equal, so that each lies in one head; they are
-    cut to what divides head_dim.
+    The columns of `tiles` are cut to what divides head_dim.
     """
-    (rows, d_model), (cache_rows, n_kv_heads, head_dim) = x.shape, k_cache.shape
-    tiles = tiles or tiles_for(CASES, rows=rows, k=d_model)
-    assert tiles is not None, "the last case covers every shape"
-    assert len(set(tiles.columns)) == 1, "a piece of columns lies in one head"
-    tiles = dataclasses.replace(tiles, columns=tuple(math.gcd(size, head_dim) for size in tiles.columns))
+    rows, (cache_rows, n_kv_heads, head_dim) = x.shape[0], k_cache.shape
+    tiles = dataclasses.replace(tiles, columns=math.gcd(tiles.columns, head_dim))
     flat_cache = jax.ShapeDtypeStruct((cache_rows, n_kv_heads * head_dim), k_cache.dtype)
     flat_rows = jax.ShapeDtypeStruct((rows, n_kv_heads * head_dim), x.dtype)
     inputs = (x, weight, bias, frequency, position, cache_row)
@@ -205,7 +141,7 @@ def qkv_rope_cache_pallas(
         functools.partial(_kernel, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, tiles=tiles),
         out_shape=[jax.ShapeDtypeStruct((rows, n_heads * head_dim), x.dtype), flat_cache, flat_cache]
         + [flat_rows, flat_rows] * returning,
-        grid=(pl.cdiv(rows, sum(tiles.rows)) * pl.cdiv(weight.shape[0], sum(tiles.columns)),),
+        grid=(pl.cdiv(rows, tiles.rows), weight.shape[0] // tiles.columns),  # row tiles share a weight tile
         input_output_aliases={first_cache: 1, first_cache + 1: 2},
         compiler_params=tiles.compiler_params(),
         interpret=interpret,

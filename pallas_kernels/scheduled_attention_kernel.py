@@ -71,7 +71,7 @@ def attend(
     )
 
 
-def _score_kernel(block_table, q_ref, k_cache, normaliser, out, *, capacity: int, tiles: Tiles, splits: int):
+def _score_kernel(block_table, q_ref, k_cache, lse, score_rows, out, *, capacity: int, tiles: Tiles, splits: int):
     """A program: a tile of a block's rows, one head, a part of the key tiles; out [blocks, row tiles, heads, keys]."""
     tile, split = pl.program_id(0) // splits, pl.program_id(0) % splits
     head, block = pl.program_id(1), pl.program_id(2)
@@ -79,7 +79,9 @@ def _score_kernel(block_table, q_ref, k_cache, normaliser, out, *, capacity: int
     kv_head = head // (q_ref.shape[1] // k_cache.shape[1])
     row_in_block = tile * tiles.rows + jnp.arange(tiles.rows)
     row, mask = first_row + row_in_block, row_in_block < rows
-    log_sum = plgpu.load(normaliser.at[head, row], mask=mask, other=jnp.inf)
+    log_sum = plgpu.load(lse.at[head, row], mask=mask, other=-jnp.inf)
+    marked = (plgpu.load(score_rows.at[row], mask=mask, other=0) != 0) & (log_sum > -jnp.inf)
+    log_sum = jnp.where(marked, log_sum, jnp.inf)  # makes the probabilities of a row that is not marked 0
     q = load_rows(q_ref, row, head, mask)
 
     def key_of(i: jax.Array) -> jax.Array:
@@ -98,11 +100,10 @@ def _score_kernel(block_table, q_ref, k_cache, normaliser, out, *, capacity: int
     def fill(i: jax.Array, _: None) -> None:
         store(i, jnp.zeros((tiles.keys,), jnp.float32))
 
-    marked = jnp.min(log_sum) < jnp.inf
     all_tiles = pl.cdiv(capacity, tiles.keys)
     a_split = pl.cdiv(all_tiles, splits)
     first, last = split * a_split, jnp.minimum((split + 1) * a_split, all_tiles)
-    seen = jnp.clip(jnp.where(marked, pl.cdiv(kv_length, tiles.keys), 0), first, last)
+    seen = jnp.clip(jnp.where(jnp.min(log_sum) < jnp.inf, pl.cdiv(kv_length, tiles.keys), 0), first, last)
     jax.lax.fori_loop(first, seen, add, None)
     jax.lax.fori_loop(seen, last, fill, None)
 
@@ -121,11 +122,10 @@ def tracking_scores(
     """Attention probability of every cache row, summed over the marked rows of its slot and over heads.
 
     A program sums the probabilities of a tile of rows, if one of them is marked; the sum over tiles, heads and a slot's
-    blocks has a fixed order, so the result is deterministic. A row that is not marked has a normaliser of infinity,
-    which makes its probabilities 0.
+    blocks has a fixed order, so the result is deterministic.
     """
     heads, blocks = q.shape[1], block_table.shape[0]
-    tiles = tiles_for(q, block_rows)
+    tiles = tiles_for(q, blocks=1, block_rows=block_rows)  # narrow: more rows without a mark are skipped
     row_tiles, splits = pl.cdiv(block_rows, tiles.rows), splits_for(heads * blocks, pl.cdiv(capacity, tiles.keys))
     parts = pl.pallas_call(
         functools.partial(_score_kernel, capacity=capacity, tiles=tiles, splits=splits),
@@ -134,7 +134,7 @@ def tracking_scores(
         compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
         name="tracking_scores",
-    )(block_table, q, k_cache, jnp.where(score_rows[None] & (lse > -jnp.inf), lse, jnp.inf))
+    )(block_table, q, k_cache, lse, score_rows.astype(jnp.int8))
     slots = k_cache.shape[0] // capacity
     of_slot = block_table[None, :, 0] == jnp.arange(slots)[:, None]
     scores = jnp.sum(parts, axis=(1, 2))

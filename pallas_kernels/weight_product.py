@@ -17,23 +17,22 @@ ANY = 2**31 - 1
 class Tiles:
     """How a kernel cuts x [rows, k] times weight [columns, k].
 
-    rows, columns: of the weight product that one program computes, as the pieces that it keeps: Triton knows powers of
-    two only, and (64, 32) columns may share the work among the multiprocessors better than 64 or 128. inner: elements
-    of k of one loop step, for 16-bit operands; 32-bit ones take half as many. splits: parts of k, each the work of
-    programs of its own.
+    rows, columns: of the weight product that one program computes. inner: elements of k of one loop step, for 16-bit
+    operands; 32-bit ones take half as many. splits: parts of k, each the work of programs of its own.
     """
 
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    rows: int
+    columns: int
     inner: int
     warps: int = 4
     stages: int = 3
     splits: int = 1
 
     def __post_init__(self):
-        for size in (*self.rows, *self.columns, self.inner):
+        for name in ("rows", "columns", "inner"):
+            size = getattr(self, name)
             if size < 16 or size & (size - 1):
-                raise ValueError(f"{self}: {size} must be a power of two of at least 16")
+                raise ValueError(f"{name}={size} must be a power of two of at least 16")
 
     def compiler_params(self) -> plgpu.CompilerParams:
         """What the Triton compiler is told."""
@@ -54,36 +53,12 @@ def tiles_for(cases: Sequence[Case], *, rows: int, k: int) -> Tiles | None:
     return next((case.tiles for case in cases if rows <= case.rows and k <= case.k), None)
 
 
-def pieces(first: jax.Array | int, sizes: Sequence[int]) -> list[jax.Array]:
-    """The numbers from `first` on, cut into arrays of the given sizes."""
-    return [start + jnp.arange(size) for start, size in zip(starts(first, sizes), sizes, strict=True)]
-
-
-def starts(first: jax.Array | int, sizes: Sequence[int]) -> list[jax.Array]:
-    """The first number of each of those pieces."""
-    return [first + jnp.int32(sum(sizes[:i])) for i in range(len(sizes))]
-
-
-def pairs(first: jax.Array | int, size: int, *, apart: int, limit: int) -> jax.Array:
-    """`size` / 2 numbers from `first` on, kept below `limit`, then the same plus `apart`: both halves of a pair."""
-    index = jnp.arange(size)
-    lower = jnp.minimum(first + jax.lax.rem(index, size // 2), limit - 1)
-    return lower + jax.lax.div(index, size // 2) * apart
-
-
 def product_tile(
-    x_ref,
-    weight_ref,
-    row: Sequence[jax.Array],
-    weight_row: Sequence[jax.Array],
-    *,
-    tiles: Tiles,
-    split: jax.Array | int = 0,
-) -> list[list[jax.Array]]:
+    x_ref, weight_ref, row: jax.Array, weight_row: jax.Array, *, tiles: Tiles, split: jax.Array | int = 0
+) -> jax.Array:
     """Rows `row` of x [rows, k] times rows `weight_row` of weight [columns, k], summed over part `split` of k, in fp32.
 
-    Both come in pieces, and so does the product: [row piece][weight piece]. Every index must be in range: the caller
-    clamps, and masks what it stores.
+    Every index must be in range: the caller clamps, and masks what it stores.
     """
     k = x_ref.shape[1]
     inner = tiles.inner if x_ref.dtype.itemsize == 2 else max(16, tiles.inner // 2)
@@ -96,20 +71,12 @@ def product_tile(
             return plgpu.load(view)
         return plgpu.load(view, mask=jnp.broadcast_to((column < k)[None, :], (len(index), inner)), other=0)
 
-    def step(i: jax.Array, total: list[list[jax.Array]]) -> list[list[jax.Array]]:
+    def step(i: jax.Array, total: jax.Array) -> jax.Array:
         column = (split * steps + i) * inner + jnp.arange(inner)
-        xs = [load(x_ref, piece, column) for piece in row]
-        weights = [load(weight_ref, piece, column) for piece in weight_row]
-        return [
-            [
-                sum_ + plgpu.dot(x, weight, trans_b=True, precision=precision_of(x.dtype))
-                for weight, sum_ in zip(weights, sums, strict=True)
-            ]
-            for x, sums in zip(xs, total, strict=True)
-        ]
+        x, weight = load(x_ref, row, column), load(weight_ref, weight_row, column)
+        return total + plgpu.dot(x, weight, trans_b=True, precision=precision_of(x.dtype))
 
-    zeros = [[jnp.zeros((len(a), len(b)), jnp.float32) for b in weight_row] for a in row]
-    return jax.lax.fori_loop(0, steps, step, zeros)
+    return jax.lax.fori_loop(0, steps, step, jnp.zeros((len(row), len(weight_row)), jnp.float32))
 
 
 def store_rows(ref, row: jax.Array, column: jax.Array, value: jax.Array, mask: jax.Array) -> None:
