@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The command line's options; those of `Settings` keep their names and defaults."""
-    from pallas_kernels.implementation import IMPLEMENTATIONS  # brings JAX along
+    from pallas_kernels.implementation import NAMES  # brings JAX along
 
     p = _Parser(prog=f"python -m {PROGRAM}", description="Generate text with a masked-diffusion language model.")
     p.add_argument("prompt", nargs="*", help="one or more prompts; - reads one from standard input")
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         choices=DTYPES,
         help="of weights and activations (default: bfloat16 on a GPU, float32 on a CPU)",
     )
-    p.add_argument("--kernels", default="auto", choices=IMPLEMENTATIONS, help="implementation of the GPU operations")
+    p.add_argument("--kernels", default="auto", choices=NAMES, help="implementation of the GPU operations")
 
     s = p.add_argument_group("settings")
     s.add_argument(

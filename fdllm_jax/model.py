@@ -17,7 +17,8 @@ from fdllm_jax.cache import KVCache
 from fdllm_jax.config import ModelConfig
 from fdllm_jax.query import Query
 from pallas_kernels import (
-    Implementation,
+    XLA,
+    Kernels,
     gate_up_silu,
     linear_residual,
     project_qkv,
@@ -64,9 +65,9 @@ def rms_norm(x: Float[Array, "*rows d"], weight: Float[Array, "d"], eps: float) 
 class Layer(nnx.Module):
     """One transformer layer. Attention itself is given by the caller, so cached and dense passes share the rest."""
 
-    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array], kernels: Implementation):
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array], kernels: Kernels):
         self.config = config
-        self.kernels: Implementation = kernels
+        self.kernels = kernels
         self.attn_norm = nnx.Param(parameters["attn_norm"])
         self.qkv = nnx.Param(parameters["qkv"])
         self.qkv_bias = nnx.Param(parameters["qkv_bias"]) if config.qkv_bias else None
@@ -92,7 +93,7 @@ class Layer(nnx.Module):
             cache.v[i],
             n_heads=self.config.n_heads,
             rope_theta=self.config.rope_theta,
-            kernels=self.kernels,
+            kernels=self.kernels.qkv_rope_cache,
         )
         attended = scheduled_attention(
             q,
@@ -101,7 +102,7 @@ class Layer(nnx.Module):
             query.block_table,
             capacity=cache.capacity,
             block_rows=query.block_rows,
-            kernels=self.kernels,
+            kernels=self.kernels.scheduled_attention,
         )
         return attended.reshape(len(x), -1), k_cache, v_cache
 
@@ -120,16 +121,16 @@ class Layer(nnx.Module):
 
     def finish(self, x: Array, attended: Array) -> Array:
         """Out-projection and MLP, each with its residual."""
-        x = linear_residual(attended, self.attn_out[...], x, kernels=self.kernels)
+        x = linear_residual(attended, self.attn_out[...], x, kernels=self.kernels.linear_residual)
         normed = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
-        activated = gate_up_silu(normed, self.gate_up[...], kernels=self.kernels)
-        return linear_residual(activated, self.down[...], x, kernels=self.kernels)
+        activated = gate_up_silu(normed, self.gate_up[...], kernels=self.kernels.gate_up_silu)
+        return linear_residual(activated, self.down[...], x, kernels=self.kernels.linear_residual)
 
 
 class LLaDA(nnx.Module):
     """A masked-diffusion language model of the LLaDA family."""
 
-    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array], kernels: Implementation):
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Array], kernels: Kernels):
         self.config = config
         self.embedding = nnx.Param(parameters["embedding"])
         self.layers = nnx.List(
@@ -179,7 +180,7 @@ def _below(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 
 
-def from_parameters(config: ModelConfig, parameters: Mapping[str, Array], *, kernels: Implementation = "xla") -> LLaDA:
+def from_parameters(config: ModelConfig, parameters: Mapping[str, Array], *, kernels: Kernels = XLA) -> LLaDA:
     """A model over `parameters` (paths and shapes of `parameter_shapes`), whose operations run as `kernels` say."""
     expected, given = parameter_shapes(config), {name: value.shape for name, value in parameters.items()}
     if given != expected:

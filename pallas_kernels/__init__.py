@@ -7,8 +7,10 @@ NVIDIA GPUs, `"interpret"` that kernel's code on the CPU.
 from pallas_kernels.head_statistics import HeadStatistics as HeadStatistics
 from pallas_kernels.head_statistics import Noise as Noise
 from pallas_kernels.head_statistics import head_statistics as head_statistics
-from pallas_kernels.implementation import IMPLEMENTATIONS as IMPLEMENTATIONS
+from pallas_kernels.implementation import NAMES as NAMES
+from pallas_kernels.implementation import XLA as XLA
 from pallas_kernels.implementation import Implementation as Implementation
+from pallas_kernels.implementation import Kernels as Kernels
 from pallas_kernels.implementation import choose as choose
 from pallas_kernels.matmul import gate_up_silu as gate_up_silu
 from pallas_kernels.matmul import linear as linear

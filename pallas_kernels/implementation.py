@@ -1,32 +1,46 @@
 """Which implementation of an operation runs."""
 
-from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, Self, cast
 
 import jax
 from jax.lax import Precision
 
 Implementation = Literal["pallas", "xla", "interpret"]
-
-# What each name on a command line stands for. "auto" is XLA until the kernels have been timed.
-IMPLEMENTATIONS: Mapping[str, Implementation] = {
-    "auto": "xla",
-    "pallas": "pallas",
-    "xla": "xla",
-    "interpret": "interpret",
-}
+NAMES = ("auto", "pallas", "xla", "interpret")  # on a command line
 
 
-def choose(kernels: str) -> Implementation:
-    """The implementation that `kernels` stands for here.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The implementation of each operation."""
 
-    Raises ValueError for a name that is none of `IMPLEMENTATIONS`, and for "pallas" without an NVIDIA GPU.
+    qkv_rope_cache: Implementation
+    scheduled_attention: Implementation
+    verify_attention: Implementation
+    head_statistics: Implementation
+    linear_residual: Implementation
+    gate_up_silu: Implementation
+
+    @classmethod
+    def all(cls, implementation: Implementation) -> Self:
+        """One implementation for everything."""
+        return cls(**{field.name: implementation for field in fields(cls)})
+
+
+XLA = Kernels.all("xla")
+
+
+def choose(kernels: str) -> Kernels:
+    """The implementations that `kernels` stands for here: "auto" is Pallas on an NVIDIA GPU, XLA elsewhere.
+
+    Raises ValueError for a name that is none of `NAMES`, and for "pallas" without an NVIDIA GPU.
     """
-    if kernels not in IMPLEMENTATIONS:
-        raise ValueError(f"{kernels=} is unknown: expected one of {', '.join(IMPLEMENTATIONS)}")
-    if kernels == "pallas" and jax.default_backend() != "gpu":
+    if kernels not in NAMES:
+        raise ValueError(f"{kernels=} is unknown: expected one of {', '.join(NAMES)}")
+    gpu = jax.default_backend() == "gpu"
+    if kernels == "pallas" and not gpu:
         raise ValueError(f"{kernels=} needs an NVIDIA GPU, and JAX runs on {jax.default_backend()}: use 'xla'")
-    return IMPLEMENTATIONS[kernels]
+    return Kernels.all(("pallas" if gpu else "xla") if kernels == "auto" else cast(Implementation, kernels))
 
 
 def precision_of(dtype: object) -> Precision:
