@@ -1,6 +1,6 @@
 """Which implementation of an operation runs."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, Self, cast
 
 import jax
@@ -24,7 +24,14 @@ class Kernels:
     @classmethod
     def all(cls, implementation: Implementation) -> Self:
         """One implementation for everything."""
-        return cls(**{field.name: implementation for field in fields(cls)})
+        return cls(
+            qkv_rope_cache=implementation,
+            scheduled_attention=implementation,
+            verify_attention=implementation,
+            head_statistics=implementation,
+            linear_residual=implementation,
+            gate_up_silu=implementation,
+        )
 
 
 XLA = Kernels.all("xla")
