@@ -56,7 +56,7 @@ class Case:
     make: from a key, the first call's input and, for each call, its operands. call(carry, operands, kernels): outputs.
     follow(carry, outputs): the next call's input, and what must be kept so that no output goes unused.
     join(carry, kept): makes the next round's input depend on what was kept; the identity where `follow` does already.
-    tiled: whether there are tiles for this shape. least: the operation without the extra that this case measures.
+    tiled: whether there are tiles for this shape. triton: whether the operation has a kernel in plain Triton too.
     """
 
     op: str
@@ -68,6 +68,7 @@ class Case:
     join: Callable[[Any, Any], Any] = lambda carry, kept: carry
     operand_bytes: float
     tiled: bool = True
+    triton: bool = False
 
     @property
     def name(self) -> str:
@@ -114,6 +115,7 @@ def _qkv_cases(sizes: Sizes) -> list[Case]:
                 follow=lambda carry, outputs: ((outputs[0].reshape(carry[0].shape), *outputs[1:]), ()),
                 operand_bytes=2 * 3 * width * shape.d_model,
                 tiled=tiles_for(qkv_rope_cache_kernel.CASES, rows=rows, k=shape.d_model) is not None,
+                triton=True,
             )
         )
     return cases

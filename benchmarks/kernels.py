@@ -285,28 +285,39 @@ class Measurements:
             return None
 
 
+def ours(case: Case, kernel: Implementation) -> tuple[Implementation, ...]:
+    """What to time and check beside XLA: `kernel`, and the kernel in plain Triton where jax_triton is installed."""
+    if not case.tiled:
+        return ()
+    with_triton = kernel == "pallas" and case.triton and importlib.util.find_spec("jax_triton") is not None
+    return (kernel, "triton") if with_triton else (kernel,)
+
+
 def measure(cases: Sequence[Case], bench: Bench, kernel: Implementation, to: Measurements) -> None:
     """Time and check the cases of one operation; `kernel` is "pallas" or "interpret"."""
     gpu = jax.default_backend() == "gpu"
     calls: list[dict[str, Call]] = []
     compiled: list[dict[str, Future]] = []
-    checks: list[Future | None] = []
+    checks: list[dict[str, Future]] = []
     for case in cases:
         mine: dict[str, Call] = {"xla": partial(call_of, case, "xla")}
         if case.op == "scheduled_attention" and gpu:
             mine["cudnn"] = cudnn_attention(case)
-        if case.tiled:
-            mine[kernel] = partial(call_of, case, kernel)
+        mine |= {name: partial(call_of, case, name) for name in ours(case, kernel)}
         calls.append(mine)
         traced = {
             name: to.attempt(case, name, lambda name=name, case=case, mine=mine: bench.compile(case, mine[name]))
             for name in mine
         }
         compiled.append({name: future for name, future in traced.items() if future is not None})
-        wanted = kernel in compiled[-1]
-        checks.append(to.attempt(case, kernel, lambda case=case: bench.compile_check(case, kernel)) if wanted else None)
+        traced = {
+            name: to.attempt(case, name, partial(bench.compile_check, case, name))
+            for name in ours(case, kernel)
+            if name in compiled[-1]
+        }
+        checks.append({name: future for name, future in traced.items() if future is not None})
     for programs, check in zip(compiled, checks, strict=True):
-        for future in (*programs.values(), *([check] if check else [])):
+        for future in (*programs.values(), *check.values()):
             future.exception()  # waits: nothing compiles while something is timed
     for case, mine, programs, check in zip(cases, calls, compiled, checks, strict=True):
         baseline = None
@@ -335,23 +346,23 @@ def measure(cases: Sequence[Case], bench: Bench, kernel: Implementation, to: Mea
                 continue
             if name == "xla" and baseline is None:
                 baseline = {"name": "xla", "median": figure["median"]}
-            against = baseline if name == kernel else None
+            against = baseline if name != "xla" else None
             at = {"op": case.op, **case.at, "kernels": name}
             value = figure.pop("median")
             to.rows.append(report.row(at, "time", "s", value, **figure, floor=floor, baseline=against))
         if not case.tiled:
             to.say(case, kernel, "no tiles for this shape: XLA's own runs")
-        if check is not None:
-            error = to.attempt(case, kernel, lambda case=case, check=check: checked(case, bench, check))
+        for name, future in check.items():
+            error = to.attempt(case, name, partial(checked, case, bench, future))
             if error is None:
                 continue
             if math.isfinite(error):
-                at = {"op": case.op, **case.at, "kernels": kernel}
+                at = {"op": case.op, **case.at, "kernels": name}
                 to.rows.append(report.row(at, "error", "fraction", error))
             if error <= LIMIT:
-                to.say(case, kernel, f"error {error:.1e}")
+                to.say(case, name, f"error {error:.1e}")
             else:
-                to.fail(case, kernel, f"error {error:.1e} against the fp32 reference, over {LIMIT:.0e}")
+                to.fail(case, name, f"error {error:.1e} against the fp32 reference, over {LIMIT:.0e}")
 
 
 def checked(case: Case, bench: Bench, program: Future) -> float:

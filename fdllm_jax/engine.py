@@ -21,6 +21,7 @@ from fdllm_jax.model import from_parameters
 from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
 from pallas_kernels import choose
+from pallas_kernels.self_check import ModelShape, checked
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ASSETS / "fdllm-9m"
@@ -127,6 +128,7 @@ class LLM:
         if capacity is not None and capacity > self.config.max_sequence_length:
             raise ValueError(f"{capacity=} is more than the model's context, {self.config.max_sequence_length}")
         self.slots, self.capacity = slots, capacity
+        implementation = checked(implementation, ModelShape.of(self.config), self.dtype)
         self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
         self._programs: dict[tuple[int, int, Method], Callable[[nnx.State, DecodeState, jax.Array], DecodeState]] = {}
         self.compile_seconds = 0.0
@@ -152,7 +154,7 @@ class LLM:
         capacity = self._check_lengths(ids, each)
         slots = self.slots or min(len(ids), MOST_SLOTS)
         program = self._program(slots, capacity, method)
-        state = empty_state(self.config, slots=slots, capacity=capacity, dtype=self.dtype)
+        state = self._empty(slots, capacity, method)
 
         waiting = [_Running(i, prompt, s, 0.0) for i, (prompt, s) in enumerate(zip(ids, each, strict=True))][::-1]
         running: dict[int, _Running] = {}
@@ -161,7 +163,7 @@ class LLM:
             for slot in range(slots):
                 if slot not in running and waiting:
                     running[slot] = waiting.pop()
-                    state = self._admit(state, slot, running[slot])
+                    state = self._admit(state, slot, running[slot], method)
                     running[slot].started = time.perf_counter()
             max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
             state = program(self._parameters, state, jnp.int32(max_steps))
@@ -224,14 +226,10 @@ class LLM:
         methods = [method_of(s, eos_ids=self.tokenizer.eos_ids, longest=longest) for s in each]
         other = next((i for i, method in enumerate(methods) if method != methods[0]), None)
         if other is not None:
-            used, others = (
-                each[0].used() | {"method": each[0].method},
-                each[other].used() | {"method": each[other].method},
-            )
-            free = ("gen_length", "seed", "stop", "temperature", "steps", "threshold")
-            differ = [n for n in used.keys() | others.keys() if n not in free and used.get(n) != others.get(n)]
+            used, others = each[0].program(), each[other].program()
+            differ = sorted(n for n in used.keys() | others.keys() if used.get(n) != others.get(n))
             raise ValueError(
-                f"the settings of prompts 0 and {other} differ in {', '.join(sorted(differ))}: one call has one of each"
+                f"the settings of prompts 0 and {other} differ in {', '.join(differ)}: one call has one of each"
             )
         return methods[0]
 
@@ -258,13 +256,17 @@ class LLM:
         key = (slots, capacity, method)
         if key not in self._programs:
             start = time.perf_counter()
-            state = jax.eval_shape(partial(empty_state, self.config, slots=slots, capacity=capacity, dtype=self.dtype))
+            state = jax.eval_shape(lambda: self._empty(slots, capacity, method))
             lowered = run.lower(self._parameters, state, jnp.int32(0), graphdef=self._graphdef, method=method)
             self._programs[key] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
         return self._programs[key]
 
-    def _admit(self, state: DecodeState, slot: int, request: _Running) -> DecodeState:
+    def _empty(self, slots: int, capacity: int, method: Method) -> DecodeState:
+        memory = method.memory(slots)
+        return empty_state(self.config, slots=slots, capacity=capacity, dtype=self.dtype, memory=memory)
+
+    def _admit(self, state: DecodeState, slot: int, request: _Running, method: Method) -> DecodeState:
         row = np.zeros(state.tokens.shape[1], np.int32)
         row[: len(request.prompt)] = request.prompt
         return _admit(
@@ -272,6 +274,7 @@ class LLM:
             jnp.int32(slot),
             jnp.asarray(row),
             Request.of(len(request.prompt), request.settings),
+            method.memory(1),
             mask_token_id=self.config.mask_token_id,
         )
 

@@ -5,34 +5,47 @@ bidirectional attention. Weights keep the [out, in] orientation of the checkpoin
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fdllm_jax.cache import KVCache
 from fdllm_jax.config import ModelConfig
 from fdllm_jax.query import Query
 from pallas_kernels import (
     XLA,
+    HeadStatistics,
     Kernels,
+    Noise,
     gate_up_silu,
+    head_statistics,
     linear_residual,
     project_qkv,
     qkv_rope_cache,
+    qkv_rope_cache_returning,
     scheduled_attention,
+    verify_attention,
 )
 from pallas_kernels.implementation import precision_of
+from pallas_kernels.verify_attention import SHARED
 
 
 class Output(NamedTuple):
-    """hidden: normalised activations of the query's rows, ready for `LLaDA.logits`. cache: with the rows written."""
+    """What a forward returns.
+
+    hidden: normalised activations of the query's rows, ready for the head; those of rows in no block mean nothing.
+    cache: with the rows written.
+    scores: with `score_rows` in the query, the attention probability that its marked rows gave each cache row, summed
+        over them, heads and the tracked layers.
+    """
 
     hidden: Float[Array, "rows d_model"]
     cache: KVCache
+    scores: Float[Array, "cache_rows"] | None
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -80,31 +93,46 @@ class Layer(nnx.Module):
     def _bias(self) -> Array | None:
         return None if self.qkv_bias is None else self.qkv_bias[...]
 
-    def attend(self, x: Array, query: Query, cache: KVCache, cache_row: Array, i: int) -> tuple[Array, Array, Array]:
-        """Attended values of the query rows [rows, heads * head_dim], and this layer's caches with the rows written."""
+    def attend(
+        self, x: Array, query: Query, cache: KVCache, cache_row: Array, i: int
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """Attended values of the query rows [rows, heads * head_dim], this layer's caches with the rows written, and
+        the attention that each cache row got, where it is counted.
+        """
+        layers = query.track_layers
+        score_rows = query.score_rows if layers is None or i in layers else None
         normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
-        q, k_cache, v_cache = qkv_rope_cache(
-            normed,
-            self.qkv[...],
-            self._bias,
-            query.position,
-            cache_row,
-            cache.k[i],
-            cache.v[i],
-            n_heads=self.config.n_heads,
-            rope_theta=self.config.rope_theta,
-            kernels=self.kernels.qkv_rope_cache,
-        )
-        attended = scheduled_attention(
-            q,
-            k_cache,
-            v_cache,
-            query.block_table,
-            capacity=cache.capacity,
-            block_rows=query.block_rows,
-            kernels=self.kernels.scheduled_attention,
-        )
-        return attended.reshape(len(x), -1), k_cache, v_cache
+        inputs = (normed, self.qkv[...], self._bias, query.position, cache_row, cache.k[i], cache.v[i])
+        of_heads: dict[str, Any] = {
+            "n_heads": self.config.n_heads,
+            "rope_theta": self.config.rope_theta,
+            "kernels": self.kernels.qkv_rope_cache,
+        }
+        of_blocks: dict[str, Any] = {
+            "capacity": cache.capacity,
+            "block_rows": query.block_rows,
+            "score_rows": score_rows,
+        }
+        if query.visibility is None:
+            q, k_cache, v_cache = qkv_rope_cache(*inputs, **of_heads)
+            out = scheduled_attention(
+                q, k_cache, v_cache, query.block_table, **of_blocks, kernels=self.kernels.scheduled_attention
+            )
+            attended, scores = out if isinstance(out, tuple) else (out, None)
+        else:
+            assert query.buffered is not None
+            q, k, v, k_cache, v_cache = qkv_rope_cache_returning(*inputs, **of_heads)
+            buffer = (query.block_table, query.buffered, query.visibility)
+            out = verify_attention(
+                q, k, v, k_cache, v_cache, *buffer, **of_blocks, kernels=self.kernels.verify_attention
+            )
+            attended, scores = out, None
+            if isinstance(out, tuple):
+                attended, scores, row_scores = out
+                # one row at most is shared at a position, and it alone may be of a decoded one
+                shared = query.visibility.kind == SHARED
+                scores = scores.at[cache.row(query.slot, query.position, shared)].set(row_scores, mode="drop")
+        return attended.reshape(len(x), -1), k_cache, v_cache, scores
 
     def attend_dense(self, x: Array, attention: Callable[[Array, Array, Array], Array]) -> Array:
         """The same for whole sequences [batch, length, d_model] without a cache; see `LLaDA.dense`."""
@@ -131,7 +159,7 @@ class LLaDA(nnx.Module):
     """A masked-diffusion language model of the LLaDA family."""
 
     def __init__(self, config: ModelConfig, parameters: Mapping[str, Array], kernels: Kernels):
-        self.config = config
+        self.config, self.kernels = config, kernels
         self.embedding = nnx.Param(parameters["embedding"])
         self.layers = nnx.List(
             [Layer(config, _below(parameters, f"layers.{i}."), kernels) for i in range(config.n_layers)]
@@ -143,15 +171,18 @@ class LLaDA(nnx.Module):
         """Compute the query's rows: write their K and V where the query says so, attend by its block table."""
         x = self.embedding[...][query.token]
         cache_row = cache.row(query.slot, query.position, query.write)
-        ks, vs = [], []
+        ks, vs, counted = [], [], []
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
-                attended, k, v = layer.attend(x, query, cache, cache_row, i)
+                attended, k, v, scores = layer.attend(x, query, cache, cache_row, i)
                 x = layer.finish(x, attended)
             ks.append(k)
             vs.append(v)
+            if scores is not None:
+                counted.append(scores)
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
-        return Output(hidden, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity))
+        scores = reduce(jnp.add, counted) if counted else None
+        return Output(hidden, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity), scores)
 
     def dense(
         self, embedded: Float[Array, "batch length d_model"], attention: Callable[[Array, Array, Array], Array]
@@ -167,13 +198,42 @@ class LLaDA(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*rows d_model"]) -> Float[Array, "*rows vocab"]:
         """fp32 logits over the vocabulary; embedding rows beyond `vocab_size` are padding and no tokens."""
-        head = (self.embedding if self.head is None else self.head)[...]
         out = jnp.einsum(
-            "...d,vd->...v", hidden, head, precision=precision_of(hidden.dtype), preferred_element_type=jnp.float32
+            "...d,vd->...v",
+            hidden,
+            self._head,
+            precision=precision_of(hidden.dtype),
+            preferred_element_type=jnp.float32,
         )
-        if self.config.scale_logits:
-            out *= self.config.d_model**-0.5
-        return out[..., : self.config.vocab_size]
+        return out[..., : self.config.vocab_size] * self._logit_scale
+
+    def statistics(
+        self,
+        hidden: Float[Array, "rows d_model"],
+        *,
+        given: Int[Array, "rows"] | None = None,
+        banned: tuple[int, ...] = (),
+        noise: Noise | None = None,
+    ) -> HeadStatistics:
+        """Of the rows' logits, which are never an array: argmax, its probability and that of `given`."""
+        return head_statistics(
+            hidden,
+            self._head,
+            vocab_size=self.config.vocab_size,
+            scale=self._logit_scale,
+            given=given,
+            banned=banned,
+            noise=noise,
+            kernels=self.kernels.head_statistics,
+        )
+
+    @property
+    def _head(self) -> Array:
+        return (self.embedding if self.head is None else self.head)[...]
+
+    @property
+    def _logit_scale(self) -> float:
+        return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
 
 
 def _below(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from fdllm_jax.pytree import pytree
+from pallas_kernels import Visibility
 
 
 @pytree
@@ -21,6 +22,11 @@ class Query:
     block_table: rows of (slot, kv_length, first_row, rows). A block's query rows see the cache rows of its slot at
         positions below kv_length. A block belongs to one slot; an empty one has 0 rows.
     block_rows: the most rows of a block.
+    visibility: who sees whom among the rows of a block, where several may stand at one position (verify). None: every
+        row of a block writes, and they see the cache as it is then.
+    buffered: with `visibility`, the cache rows of positions that have a row in the buffer; no row sees them.
+    score_rows: rows whose attention is counted (tracking scores); None: of no row.
+    track_layers: the layers whose attention is counted; None: all.
     """
 
     token: Int[Array, "rows"]
@@ -28,19 +34,79 @@ class Query:
     slot: Int[Array, "rows"]
     write: Bool[Array, "rows"]
     block_table: Int[Array, "blocks 4"]
+    visibility: Visibility | None = None
+    buffered: Bool[Array, "cache_rows"] | None = None
+    score_rows: Bool[Array, "rows"] | None = None
     block_rows: int = field(metadata={"static": True})
+    track_layers: tuple[int, ...] | None = field(default=None, metadata={"static": True})
 
 
-def full_query(token: Int[Array, "slots capacity"], kv_length: Int[Array, "slots"]) -> Query:
-    """Every position of every slot below its kv_length, as one block a slot; a kv_length of 0 leaves a slot out."""
+def packed_query(
+    token: Int[Array, "slots capacity"],
+    length: Int[Array, "slots"],
+    *,
+    rows: int,
+    scored: Bool[Array, "slots capacity"] | None = None,
+    track_layers: tuple[int, ...] | None = None,
+) -> tuple[Query, Int[Array, "slots"]]:
+    """Whole sequences one after the other in `rows` rows, and the first row of each; a length of 0 leaves a slot out.
+
+    length: of prompt and response, at most `rows` in all. scored: positions whose attention is counted.
+    """
     slots, capacity = token.shape
-    position = jnp.broadcast_to(jnp.arange(capacity, dtype=jnp.int32), token.shape)
-    slot = jnp.arange(slots, dtype=jnp.int32)
-    return Query(
-        token=token.reshape(-1),
-        position=position.reshape(-1),
-        slot=jnp.repeat(slot, capacity),
-        write=(position < kv_length[:, None]).reshape(-1),
-        block_table=jnp.stack([slot, kv_length, slot * capacity, kv_length], axis=-1),
+    end = jnp.cumsum(length)
+    first = end - length
+    row = jnp.arange(rows, dtype=jnp.int32)
+    slot = jnp.sum(end[None] <= row[:, None], axis=1, dtype=jnp.int32)
+    real = slot < slots
+    slot = jnp.minimum(slot, slots - 1)
+    position = jnp.where(real, row - first[slot], 0)
+    query = Query(
+        token=token[slot, position],
+        position=position,
+        slot=slot,
+        write=real,
+        block_table=jnp.stack([jnp.arange(slots, dtype=jnp.int32), length, first, length], axis=-1),
+        score_rows=None if scored is None else real & scored[slot, position],
         block_rows=capacity,
+        track_layers=track_layers,
+    )
+    return query, first
+
+
+def partial_query(
+    token: Int[Array, "slots rows_a_slot"],
+    position: Int[Array, "slots rows_a_slot"],
+    rows: Int[Array, "slots"],
+    kv_length: Int[Array, "slots"],
+    *,
+    capacity: int,
+    write: Bool[Array, "slots rows_a_slot"] | None = None,
+    visibility: Visibility | None = None,
+    scored: Bool[Array, "slots rows_a_slot"] | None = None,
+    track_layers: tuple[int, ...] | None = None,
+) -> Query:
+    """Rows of a fixed number a slot, of which the first `rows` are real; 0 leaves a slot out.
+
+    write: None is all. The fields of `visibility` are [slots, rows_a_slot] here. capacity: of a slot, in tokens.
+    """
+    slots, rows_a_slot = token.shape
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    real = jnp.arange(rows_a_slot)[None] < rows[:, None]
+    flat = (slots * rows_a_slot,)
+    buffered = None
+    if visibility is not None:
+        cache_row = jnp.where(real, slot[:, None] * capacity + position, slots * capacity).reshape(flat)
+        buffered = jnp.zeros(slots * capacity, jnp.bool_).at[cache_row].set(True, mode="drop")
+    return Query(
+        token=token.reshape(flat),
+        position=jnp.where(real, position, 0).reshape(flat),
+        slot=jnp.repeat(slot, rows_a_slot),
+        write=(real if write is None else real & write).reshape(flat),
+        block_table=jnp.stack([slot, jnp.where(rows > 0, kv_length, 0), slot * rows_a_slot, rows], axis=-1),
+        visibility=None if visibility is None else Visibility(*(x.reshape(flat) for x in visibility)),
+        buffered=buffered,
+        score_rows=None if scored is None else (real & scored).reshape(flat),
+        block_rows=rows_a_slot,
+        track_layers=track_layers,
     )

@@ -1,10 +1,10 @@
-"""From logits to a prediction and its confidence, with noise that depends on the request and the position alone."""
+"""Predictions and their confidence, with noise that depends on the request and the position alone."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 GUMBEL, UNIFORM = 0, 1  # streams of a request's seed
 
@@ -28,24 +28,31 @@ def predict(
     return Prediction(token, jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1)))
 
 
+def gumbel_keys(
+    seed: UInt32[Array, "slots"], step: Int[Array, "slots"], position: Int[Array, "slots window"]
+) -> Key[Array, "slots window"]:
+    """Keys of the Gumbel noise of (seed, step, position counted from the prompt's start)."""
+    return _keys(GUMBEL, seed, step, position)
+
+
 def gumbel(
     seed: UInt32[Array, "slots"], step: Int[Array, "slots"], position: Int[Array, "slots window"], vocab: int
 ) -> Float[Array, "slots window vocab"]:
-    """Standard Gumbel noise keyed by (seed, step, position counted from the prompt's start)."""
-    return _per_position(GUMBEL, seed, step, position, lambda key: jax.random.gumbel(key, (vocab,)))
+    """Standard Gumbel noise of those keys."""
+    return jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab,))))(gumbel_keys(seed, step, position))
 
 
 def uniform(
     seed: UInt32[Array, "slots"], step: Int[Array, "slots"], position: Int[Array, "slots window"]
 ) -> Float[Array, "slots window"]:
     """Uniform numbers of [0, 1) keyed the same way, independent of the Gumbel noise."""
-    return _per_position(UNIFORM, seed, step, position, jax.random.uniform)
+    return jax.vmap(jax.vmap(jax.random.uniform))(_keys(UNIFORM, seed, step, position))
 
 
-def _per_position(stream: int, seed: Array, step: Array, position: Array, draw) -> Array:
+def _keys(stream: int, seed: Array, step: Array, position: Array) -> Array:
     def one(seed: Array, step: Array, position: Array) -> Array:
         key = jax.random.fold_in(jax.random.key(seed), stream)
-        return draw(jax.random.fold_in(jax.random.fold_in(key, step), position))
+        return jax.random.fold_in(jax.random.fold_in(key, step), position)
 
     over_window = jax.vmap(one, in_axes=(None, None, 0))
     return jax.vmap(over_window)(seed, step, position)

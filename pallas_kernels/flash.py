@@ -1,13 +1,15 @@
 """Flash attention for Pallas' Triton backend: what its kernels share.
 
 One program attends a tile of a block's query rows, one head, to one part of the keys. Logarithms and exponentials are
-to base 2, with log2(e) folded into the scale.
+to base 2, with log2(e) folded into the scale. A cache row is read unless a `buffered` array (int8) marks it: without
+that array whole tiles of the cache need no mask.
 """
 
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,22 @@ TILES = {
 State = tuple[jax.Array, jax.Array, jax.Array]  # largest score [rows], sum [rows], weighted values [rows, head_dim]
 
 
+class Program(NamedTuple):
+    """What one program works on: a tile of the rows of a block, one head, a part (`split`) of the keys."""
+
+    tile: jax.Array
+    split: jax.Array
+    head: jax.Array
+    kv_head: jax.Array
+    block: jax.Array
+    slot: jax.Array
+    kv_length: jax.Array
+    first_row: jax.Array
+    rows: jax.Array  # of the block
+    row: jax.Array  # [tile rows]
+    mask: jax.Array  # [tile rows]: the row is in the block
+
+
 def tiles_for(q: jax.Array, *, blocks: int, block_rows: int) -> Tiles:
     """The tiles for q's dtype and `blocks` blocks of `block_rows` rows.
 
@@ -70,6 +88,27 @@ def tiles_for(q: jax.Array, *, blocks: int, block_rows: int) -> Tiles:
 def splits_for(programs: int, key_tiles: int) -> int:
     """Into how many parts the keys go, so that the launch fills the GPU and no part is shorter than two tiles."""
     return max(1, min(MOST_SPLITS, PROGRAMS // max(programs, 1), key_tiles // 2))
+
+
+def this_program(block_table: jax.Ref, q: jax.Ref, k_cache: jax.Ref, *, tiles: Tiles, splits: int) -> Program:
+    """The program of a grid (row tiles x splits, heads, blocks)."""
+    tile, split = pl.program_id(0) // splits, pl.program_id(0) % splits
+    head, block = pl.program_id(1), pl.program_id(2)
+    slot, kv_length, first_row, rows = (block_table[block, i] for i in range(4))
+    row_in_block = tile * tiles.rows + jnp.arange(tiles.rows)
+    return Program(
+        tile=tile,
+        split=split,
+        head=head,
+        kv_head=head // (q.shape[1] // k_cache.shape[1]),
+        block=block,
+        slot=slot,
+        kv_length=kv_length,
+        first_row=first_row,
+        rows=rows,
+        row=first_row + row_in_block,
+        mask=row_in_block < rows,
+    )
 
 
 def start(rows: int, head_dim: int) -> State:
@@ -108,29 +147,49 @@ def load_rows(ref: jax.Ref, row: jax.Array, head: jax.Array, mask: jax.Array | N
     return plgpu.load(at, mask=jnp.broadcast_to(mask[:, None], (row.shape[0], dim.shape[0])), other=0.0)
 
 
-def store_state(
-    state: State, out: jax.Ref, lse: jax.Ref, split: jax.Array, row: jax.Array, head: jax.Array, mask: jax.Array
-) -> None:
+def store_state(here: Program, state: State, out: jax.Ref, lse: jax.Ref) -> None:
     """Write the normalised values and the log-sum-exp; 0 and -inf for rows that saw no key."""
     largest, total, values = state
     seen = total > 0
     values = jnp.where(seen[:, None], values / jnp.where(seen, total, 1.0)[:, None], 0.0)
     dim = jnp.arange(values.shape[1])
     plgpu.store(
-        out.at[split, row[:, None], head, dim[None]],
+        out.at[here.split, here.row[:, None], here.head, dim[None]],
         values.astype(out.dtype),
-        mask=jnp.broadcast_to(mask[:, None], values.shape),
+        mask=jnp.broadcast_to(here.mask[:, None], values.shape),
     )
-    plgpu.store(lse.at[split, head, row], jnp.where(seen, largest + jnp.log2(total), -jnp.inf), mask=mask)
+    log_sum = jnp.where(seen, largest + jnp.log2(total), -jnp.inf)
+    plgpu.store(lse.at[here.split, here.head, here.row], log_sum, mask=here.mask)
 
 
-def key_tiles(
-    kv_length: jax.Array, any_row: jax.Array, split: jax.Array, *, splits: int, keys: int
-) -> tuple[jax.Array, jax.Array]:
-    """First and last + 1 of the key tiles of one split; none where the program has no query row."""
-    tiles = pl.cdiv(jnp.where(any_row, kv_length, 0), keys)
-    a_split = pl.cdiv(tiles, splits)
-    return jnp.minimum(split * a_split, tiles), jnp.minimum((split + 1) * a_split, tiles)
+def not_buffered(buffered: jax.Ref | None, at: jax.Array, mask: jax.Array | None) -> jax.Array | None:
+    """Where the mask is on and the cache row is not buffered; None means everywhere."""
+    if buffered is None:
+        return mask
+    seen = plgpu.load(buffered.at[at], mask=mask) == 0
+    return seen if mask is None else seen & mask
+
+
+def attend_cache(
+    here: Program, q: jax.Array, k_cache: jax.Ref, v_cache: jax.Ref, buffered: jax.Ref | None = None, *,
+    capacity: int, tiles: Tiles, splits: int,
+) -> State:  # fmt: skip
+    """The state of a program's rows after its part of the cache; nothing is read where it has no row."""
+
+    def step(masked: bool, i: jax.Array, state: State) -> State:
+        key = i * tiles.keys + jnp.arange(tiles.keys)
+        at, mask = here.slot * capacity + key, key < here.kv_length if masked else None
+        seen = not_buffered(buffered, at, mask)
+        # k is loaded without waiting for `seen`: its scores are masked, while 0 * v may be NaN
+        k, v = load_rows(k_cache, at, here.kv_head, mask), load_rows(v_cache, at, here.kv_head, seen)
+        return add_keys(state, q, k, v, None if seen is None else seen[None])
+
+    key_tiles = pl.cdiv(jnp.where(here.tile * tiles.rows < here.rows, here.kv_length, 0), tiles.keys)
+    a_split = pl.cdiv(key_tiles, splits)
+    first, last = jnp.minimum(here.split * a_split, key_tiles), jnp.minimum((here.split + 1) * a_split, key_tiles)
+    whole = jnp.clip(here.kv_length // tiles.keys, first, last)
+    state = jax.lax.fori_loop(first, whole, functools.partial(step, False), start(tiles.rows, q.shape[1]))
+    return jax.lax.fori_loop(whole, last, functools.partial(step, True), state)
 
 
 def launch(

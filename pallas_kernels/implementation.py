@@ -1,18 +1,21 @@
 """Which implementation of an operation runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, Self, cast
 
 import jax
 from jax.lax import Precision
 
-Implementation = Literal["pallas", "xla", "interpret"]
+Implementation = Literal["pallas", "xla", "interpret", "triton"]  # the last of `qkv_rope_cache` alone
 NAMES = ("auto", "pallas", "xla", "interpret")  # on a command line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The implementation of each operation."""
+    """The implementation of each operation.
+
+    Raises ValueError for "triton" (plain Triton, through jax_triton) of any operation but `qkv_rope_cache`.
+    """
 
     qkv_rope_cache: Implementation
     scheduled_attention: Implementation
@@ -20,6 +23,11 @@ class Kernels:
     head_statistics: Implementation
     linear_residual: Implementation
     gate_up_silu: Implementation
+
+    def __post_init__(self):
+        names = (field.name for field in fields(self) if field.name != "qkv_rope_cache")
+        if refused := [name for name in names if getattr(self, name) == "triton"]:
+            raise ValueError(f"{', '.join(refused)}: there is no kernel in plain Triton ('triton'): use 'pallas'")
 
     @classmethod
     def all(cls, implementation: Implementation) -> Self:
@@ -40,10 +48,12 @@ XLA = Kernels.all("xla")
 def choose(kernels: str) -> Kernels:
     """The implementations that `kernels` stands for here: "auto" is Pallas on an NVIDIA GPU, XLA elsewhere.
 
-    Raises ValueError for a name that is none of `NAMES`, and for "pallas" without an NVIDIA GPU.
+    Raises ValueError for a name that is none of `NAMES`, and for "pallas" without an NVIDIA GPU. "triton" is no such
+    name: only `qkv_rope_cache` has it, and only `dataclasses.replace(choose(...), qkv_rope_cache="triton")` chooses it.
     """
     if kernels not in NAMES:
-        raise ValueError(f"{kernels=} is unknown: expected one of {', '.join(NAMES)}")
+        alone = " ('triton' is of the operation qkv_rope_cache alone)" if kernels == "triton" else ""
+        raise ValueError(f"{kernels=} is unknown: expected one of {', '.join(NAMES)}{alone}")
     gpu = jax.default_backend() == "gpu"
     if kernels == "pallas" and not gpu:
         raise ValueError(f"{kernels=} needs an NVIDIA GPU, and JAX runs on {jax.default_backend()}: use 'xla'")

@@ -1,6 +1,7 @@
 """Project activations to q, k and v, rotate q and k, and write k and v to their cache rows."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +78,9 @@ def qkv_rope_cache(
 ]:
     """Q of every row, and the caches with the rows' rotated k and v written in place.
 
+    Besides the usual ones there is `kernels="triton"`: the same kernel in plain Triton, for which jax_triton must be
+    installed (ValueError where it is not).
+
     A `cache_row` at or beyond the number of cache rows writes nothing; none may be negative. No two rows may write the
     same cache row. The kernel takes shapes that its `CASES` cover; anything else is XLA's.
     """
@@ -136,9 +140,15 @@ def _run(
         k_cache = k_cache.at[cache_row].set(k, mode="drop", unique_indices=True)
         v_cache = v_cache.at[cache_row].set(v, mode="drop", unique_indices=True)
         return q, k_cache, v_cache, k, v
-    frequency = rope_frequency(head_dim, rope_theta)
+    arrays = (x, weight, bias, rope_frequency(head_dim, rope_theta), position, cache_row, k_cache, v_cache)
+    if kernels == "triton":
+        if find_spec("jax_triton") is None:
+            raise ValueError("kernels='triton' needs jax_triton: install fdllm-jax[triton], or use 'pallas'")
+        from pallas_kernels.qkv_rope_cache_triton import qkv_rope_cache_triton
+
+        return qkv_rope_cache_triton(*arrays, returning=returning, tiles=tiles)
     return qkv_rope_cache_pallas(
-        *(x, weight, bias, frequency, position, cache_row, k_cache, v_cache),
+        *arrays,
         n_heads=n_heads,
         returning=returning,
         interpret=kernels == "interpret",

@@ -54,7 +54,8 @@ def scheduled_attention(
     attended, lse = kernel.attend(q, k_cache, v_cache, block_table, **run)
     if score_rows is None:
         return attended
-    return attended, kernel.tracking_scores(q, k_cache, lse, block_table, score_rows, **run)
+    scores = kernel.tracking_scores(q, k_cache, lse, block_table, score_rows, **run)
+    return attended, sum_by_slot(scores, block_table, slots=k_cache.shape[0] // capacity)
 
 
 def _reference(
@@ -83,14 +84,13 @@ def _reference(
         marked = jax.lax.dynamic_slice_in_dim(marked_padded, first_row, block_rows) & (
             jnp.arange(block_rows) < in_block
         )
-        return out, jnp.sum(jnp.where(marked[None, None, :, None], weights, 0.0), axis=(0, 1, 2))
+        return out, marked_weights(weights, marked)
 
     blocks, scores = map_blocks(attend, block_table, scores_a_block=heads * block_rows * capacity)
     attended = scatter_blocks(blocks, block_table, rows)
     if score_rows is None:
         return attended
-    slots = jnp.zeros((k_slots.shape[0], capacity), jnp.float32)
-    return attended, slots.at[block_table[:, 0]].add(scores).reshape(-1)
+    return attended, sum_by_slot(scores, block_table, slots=k_slots.shape[0])
 
 
 def masked_attention(
@@ -116,6 +116,13 @@ def masked_attention(
     return out.astype(q.dtype).reshape(rows, heads, head_dim), weights
 
 
+def marked_weights(
+    weights: Float[Array, "kv_heads group rows keys"], marked: Bool[Array, "rows"]
+) -> Float[Array, "keys"]:
+    """The weights that each key got, summed over the marked rows and over heads."""
+    return jnp.sum(jnp.where(marked[None, None, :, None], weights, 0.0), axis=(0, 1, 2))
+
+
 def map_blocks(attend: Callable[[Array], T], block_table: Array, *, scores_a_block: int) -> T:
     """`attend` of every block, as many at a time as their attention scores allow."""
     at_once = max(1, SCORES_AT_ONCE // scores_a_block)
@@ -125,10 +132,18 @@ def map_blocks(attend: Callable[[Array], T], block_table: Array, *, scores_a_blo
 
 
 def scatter_blocks(
-    blocks: Float[Array, "blocks block_rows heads head_dim"], block_table: Int[Array, "blocks 4"], rows: int
-) -> Float[Array, "{rows} heads head_dim"]:
+    blocks: Float[Array, "blocks block_rows *dims"], block_table: Int[Array, "blocks 4"], rows: int
+) -> Float[Array, "{rows} *dims"]:
     """The rows of all blocks at their places among `rows` rows; 0 in the others."""
     row_in_block = jnp.arange(blocks.shape[1])[None]
     target = jnp.where(row_in_block < block_table[:, 3:], block_table[:, 2:3] + row_in_block, rows)
     out = jnp.zeros((rows, *blocks.shape[2:]), blocks.dtype)
     return out.at[target].set(blocks, mode="drop", unique_indices=True)
+
+
+def sum_by_slot(
+    scores: Float[Array, "blocks capacity"], block_table: Int[Array, "blocks 4"], *, slots: int
+) -> Float[Array, "cache_rows"]:
+    """The scores of every cache row, summed over the blocks of its slot in their order."""
+    of_slot = block_table[None, :, 0] == jnp.arange(slots)[:, None]
+    return jnp.sum(jnp.where(of_slot[..., None], scores[None], 0.0), axis=1).reshape(-1)

@@ -1,6 +1,6 @@
 """Attention of a verify buffer: its rows see the cache and, by class and rank, one another."""
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import verify_attention_kernel as kernel
 from pallas_kernels.implementation import Implementation
-from pallas_kernels.scheduled_attention import map_blocks, masked_attention, scatter_blocks
+from pallas_kernels.scheduled_attention import (
+    map_blocks,
+    marked_weights,
+    masked_attention,
+    scatter_blocks,
+    sum_by_slot,
+)
 
 SHARED, DRAFT, UNDECODED, PRIVATE = range(4)
+
+Attended = Float[Array, "rows heads head_dim"]
+CacheScores = Float[Array, "cache_rows"]
+RowScores = Float[Array, "rows"]
 
 
 class Visibility(NamedTuple):
@@ -31,6 +41,18 @@ class Visibility(NamedTuple):
     sees_self: Bool[Array, "rows"]
 
 
+@overload
+def verify_attention(
+    q: Array, k: Array, v: Array, k_cache: Array, v_cache: Array, block_table: Array, buffered: Array,
+    visibility: Visibility, *, capacity: int, block_rows: int, score_rows: None = None,
+    kernels: Implementation = "xla",
+) -> Array: ...  # fmt: skip
+@overload
+def verify_attention(
+    q: Array, k: Array, v: Array, k_cache: Array, v_cache: Array, block_table: Array, buffered: Array,
+    visibility: Visibility, *, capacity: int, block_rows: int, score_rows: Array,
+    kernels: Implementation = "xla",
+) -> tuple[Array, Array, Array]: ...  # fmt: skip
 def verify_attention(
     q: Float[Array, "rows heads head_dim"],
     k: Float[Array, "rows kv_heads head_dim"],
@@ -43,8 +65,9 @@ def verify_attention(
     *,
     capacity: int,
     block_rows: int,
+    score_rows: Bool[Array, "rows"] | None = None,
     kernels: Implementation = "xla",
-) -> Float[Array, "rows heads head_dim"]:
+) -> Attended | tuple[Attended, CacheScores, RowScores]:
     """Softmax attention, scale 1/sqrt(head_dim), fp32 accumulation; the result has q's dtype.
 
     A row of the block table is (slot, kv_length, first_row, rows): rows first_row .. first_row + rows - 1
@@ -53,26 +76,27 @@ def verify_attention(
     by `visibility`. The cache is only read. Query head h reads KV head h // (heads / kv_heads). Rows that see
     nothing give 0; rows in no block mean nothing, and may be NaN.
 
+    With `score_rows` the result is (attended, cache_scores, row_scores): the attention probability (fp32) that each
+    cache row and each row of a buffer got, summed over the marked query rows of its slot and over heads (the tracking
+    score of arXiv 2609.26796, equation 2, before its means over heads and rows). Cache rows that nobody sees, the
+    buffered ones among them, and rows in no block get 0.
+
     Source: arXiv 2609.26796, Flash-Verify. The paper's mask, strict isolation and one-pass verify differ only in
     `visibility`.
     """
+    inputs = (q, k, v, k_cache, v_cache, block_table, buffered)
     if kernels == "xla":
-        return _reference(
-            q, k, v, k_cache, v_cache, block_table, buffered, visibility, capacity=capacity, block_rows=block_rows
-        )
-    return kernel.attend(
-        q,
-        k,
-        v,
-        k_cache,
-        v_cache,
-        block_table,
-        buffered,
-        _as_numbers(visibility),
-        capacity=capacity,
-        block_rows=block_rows,
-        interpret=kernels == "interpret",
+        return _reference(*inputs, visibility, score_rows, capacity=capacity, block_rows=block_rows)
+    run = {"capacity": capacity, "block_rows": block_rows, "interpret": kernels == "interpret"}
+    rule = _as_numbers(visibility)
+    attended, lse = kernel.attend(*inputs, rule, **run)
+    if score_rows is None:
+        return attended
+    cache_scores, own_scores = kernel.tracking_scores(
+        q, k, k_cache, lse, block_table, buffered, rule, score_rows, **run
     )
+    cache_scores = sum_by_slot(cache_scores, block_table, slots=k_cache.shape[0] // capacity)
+    return attended, cache_scores, scatter_blocks(own_scores, block_table, q.shape[0])
 
 
 def visible(query: Visibility, key: Visibility) -> Bool[Array, "queries keys"]:
@@ -101,29 +125,40 @@ def _reference(
     block_table: Array,
     buffered: Array,
     visibility: Visibility,
+    score_rows: Array | None,
     *,
     capacity: int,
     block_rows: int,
-) -> Array:
+) -> Array | tuple[Array, Array, Array]:
     rows, heads, _ = q.shape
     k_slots = k_cache.reshape(-1, capacity, *k_cache.shape[1:])
     v_slots = v_cache.reshape(-1, capacity, *v_cache.shape[1:])
     not_buffered = ~buffered.reshape(-1, capacity)
+    marked = jnp.zeros(rows, bool) if score_rows is None else score_rows
     buffers = jax.tree.map(
-        lambda x: jnp.pad(x, ((0, block_rows), *((0, 0),) * (x.ndim - 1))), (q, k, v, visibility)
+        lambda x: jnp.pad(x, ((0, block_rows), *((0, 0),) * (x.ndim - 1))), (q, k, v, visibility, marked)
     )  # a slice past the end would move back
 
-    def attend(block: Int[Array, "4"]) -> Float[Array, "block_rows heads head_dim"]:
+    def attend(block: Int[Array, "4"]) -> tuple[Array, Array]:
         slot, kv_length, first_row, in_block = block
-        q_block, k_block, v_block, rule = jax.tree.map(
+        q_block, k_block, v_block, rule, marked = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, first_row, block_rows), buffers
         )
+        inside = jnp.arange(block_rows) < in_block
         cached = jnp.broadcast_to(not_buffered[slot] & (jnp.arange(capacity) < kv_length), (block_rows, capacity))
         own = visible(rule, rule) | (rule.sees_self[:, None] & jnp.eye(block_rows, dtype=bool))
-        own &= (jnp.arange(block_rows) < in_block)[None]
         keys = jnp.concatenate([k_slots[slot], k_block])
         values = jnp.concatenate([v_slots[slot], v_block])
-        return masked_attention(q_block, keys, values, jnp.concatenate([cached, own], axis=1))[0]
+        seen = jnp.concatenate([cached, own & inside[None]], axis=1)
+        out, weights = masked_attention(q_block, keys, values, seen)
+        if score_rows is None:
+            return out, jnp.zeros(1)  # of size 0, lax.map could not cut it into batches
+        return out, marked_weights(weights, marked & inside)
 
     scores_a_block = heads * block_rows * (capacity + block_rows)
-    return scatter_blocks(map_blocks(attend, block_table, scores_a_block=scores_a_block), block_table, rows)
+    blocks, scores = map_blocks(attend, block_table, scores_a_block=scores_a_block)
+    attended = scatter_blocks(blocks, block_table, rows)
+    if score_rows is None:
+        return attended
+    cache_scores = sum_by_slot(scores[:, :capacity], block_table, slots=k_slots.shape[0])
+    return attended, cache_scores, scatter_blocks(scores[:, capacity:], block_table, rows)

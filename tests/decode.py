@@ -26,9 +26,10 @@ def load(directory: Path, dtype: jnp.dtype | None = None, kernels: str = "xla") 
     return from_parameters(config, parameters, kernels=choose(kernels))
 
 
-def empty(model: LLaDA, slots: int, capacity: int) -> DecodeState:
-    """A state with no live slot, in the model's dtype."""
-    return empty_state(model.config, slots=slots, capacity=capacity, dtype=model.embedding[...].dtype)
+def empty(model: LLaDA, slots: int, capacity: int, settings: Settings) -> DecodeState:
+    """A state with no live slot, in the model's dtype, for the settings' method."""
+    memory = method_of(settings, eos_ids=()).memory(slots)
+    return empty_state(model.config, slots=slots, capacity=capacity, dtype=model.embedding[...].dtype, memory=memory)
 
 
 def put(model: LLaDA, state: DecodeState, slot: int, prompt: Sequence[int], settings: Settings) -> DecodeState:
@@ -36,8 +37,9 @@ def put(model: LLaDA, state: DecodeState, slot: int, prompt: Sequence[int], sett
     row = np.random.default_rng(len(prompt)).integers(0, model.config.vocab_size, state.tokens.shape[1])
     row[: len(prompt)] = prompt
     request = Request.of(len(prompt), settings)
+    memory = method_of(settings, eos_ids=()).memory(1)
     return _admit(
-        state, jnp.int32(slot), jnp.asarray(row, jnp.int32), request, mask_token_id=model.config.mask_token_id
+        state, jnp.int32(slot), jnp.asarray(row, jnp.int32), request, memory, mask_token_id=model.config.mask_token_id
     )
 
 
@@ -57,6 +59,7 @@ def response(state: DecodeState, slot: int) -> dict[str, list]:
     return {
         "tokens": np.asarray(state.tokens[slot, place]).tolist(),
         "masked": np.asarray(state.masked[slot, place]).tolist(),
+        "rule": np.asarray(state.trace.rule[slot, place]).tolist(),
         "step": np.asarray(state.trace.step[slot, place]).tolist(),
         "confidence": np.asarray(state.trace.confidence[slot, place]).tolist(),
     }

@@ -1,23 +1,93 @@
-"""Commit rules: from confidence and eligibility to the mask of what is committed. Ties go to the lower position."""
+"""Commit: from confidence and eligibility to the `Rule` that commits each row (NONE: it stays open), and the writing.
+
+Ties go to the lower position.
+"""
+
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fdllm_jax.decoding.state import DecodeState, Rule, Trace, any_of
+
 
 def quota(
     confidence: Float[Array, "slots window"], eligible: Bool[Array, "slots window"], count: Int[Array, "slots"]
-) -> Bool[Array, "slots window"]:
+) -> Int[Array, "slots window"]:
     """The `count` eligible rows of the highest confidence (LLaDA's low-confidence remasking)."""
-    return eligible & (_rank(confidence, eligible) < count[:, None])
+    return jnp.where(eligible & (_rank(confidence, eligible) < count[:, None]), Rule.QUOTA, Rule.NONE)
 
 
 def threshold(
     confidence: Float[Array, "slots window"], eligible: Bool[Array, "slots window"], level: Float[Array, "slots"]
-) -> Bool[Array, "slots window"]:
+) -> Int[Array, "slots window"]:
     """Every eligible row whose confidence is at least `level`; if there is none, the most confident one."""
-    passing = eligible & (confidence >= level[:, None])
-    most_confident = eligible & (_rank(confidence, eligible) == 0)
-    return jnp.where(jnp.any(passing, axis=-1, keepdims=True), passing, most_confident)
+    return _or_most_confident(eligible & (confidence >= level[:, None]), confidence, eligible, Rule.THRESHOLD)
+
+
+def factor(
+    confidence: Float[Array, "slots window"], eligible: Bool[Array, "slots window"], level: Float[Array, "slots"]
+) -> Int[Array, "slots window"]:
+    """The most confident rows, as long as the n-th has (n + 1)(1 - confidence) <= level; at least one.
+
+    Source: Fast-dLLM (arXiv 2505.22618), without its release's off-by-one at the last rank.
+    """
+    rank = _rank(confidence, eligible)
+    fails = eligible & ((rank + 2).astype(jnp.float32) * (1 - confidence) > level[:, None])
+    first_failure = jnp.min(jnp.where(fails, rank, confidence.shape[-1]), axis=-1, keepdims=True)
+    return _or_most_confident(eligible & (rank < first_failure), confidence, eligible, Rule.FACTOR)
+
+
+def most_confident(
+    confidence: Float[Array, "slots window"], eligible: Bool[Array, "slots window"]
+) -> Bool[Array, "slots window"]:
+    """The eligible row of the highest confidence."""
+    return eligible & (_rank(confidence, eligible) == 0)
+
+
+def write(
+    state: DecodeState,
+    position: Int[Array, "slots window"],
+    token: Int[Array, "slots window"],
+    confidence: Float[Array, "slots window"],
+    rule: Int[Array, "slots window"],
+) -> DecodeState:
+    """Commit the rows whose rule is not NONE: their tokens, and their entries in the trace."""
+    slot = jnp.arange(len(state.tokens))[:, None]
+    committed = rule != Rule.NONE
+    target = jnp.where(committed, position, state.tokens.shape[1])
+
+    def put(array: Array, value: Array) -> Array:
+        return array.at[slot, target].set(value, mode="drop")
+
+    return replace(
+        state,
+        tokens=put(state.tokens, token),
+        masked=put(state.masked, jnp.zeros_like(committed)),
+        trace=Trace(
+            step=put(state.trace.step, jnp.broadcast_to(state.step[:, None], position.shape)),
+            rule=put(state.trace.rule, rule),
+            confidence=put(state.trace.confidence, confidence),
+        ),
+    )
+
+
+def end_at_eos(
+    end: Int[Array, "slots"],
+    position: Int[Array, "slots window"],
+    token: Int[Array, "slots window"],
+    committed: Bool[Array, "slots window"],
+    eos_ids: tuple[int, ...],
+) -> Int[Array, "slots"]:
+    """The end, moved up to just behind the leftmost EOS among the committed tokens."""
+    eos = committed & any_of(token, eos_ids)
+    return jnp.min(jnp.where(eos, position + 1, end[:, None]), axis=-1)
+
+
+def _or_most_confident(passing: Array, confidence: Array, eligible: Array, rule: Rule) -> Array:
+    any_passes = jnp.any(passing, axis=-1, keepdims=True)
+    best = jnp.where(most_confident(confidence, eligible), Rule.MOST_CONFIDENT, Rule.NONE)
+    return jnp.where(any_passes, jnp.where(passing, rule, Rule.NONE), best)
 
 
 def _rank(confidence: Array, eligible: Array) -> Array:

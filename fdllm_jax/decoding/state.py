@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from enum import IntEnum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fdllm_jax.config import ModelConfig
 from fdllm_jax.pytree import pytree
 from fdllm_jax.settings import Settings
 
+NUMBERS = ("threshold", "factor", "gamma", "plain_threshold", "max_deviation", "temperature", "cfg_scale")
 MOST_STEPS = 2**31 - 1  # more than one a token makes no difference
 
 
@@ -23,6 +25,10 @@ class Rule(IntEnum):
     QUOTA = 1
     THRESHOLD = 2
     MOST_CONFIDENT = 3
+    VERIFIED = 4
+    BONUS = 5
+    PLAIN = 6
+    FACTOR = 7
 
 
 @pytree
@@ -33,6 +39,10 @@ class Request:
     gen_length: Int[Array, "*slots"]
     steps: Int[Array, "*slots"]
     threshold: Float[Array, "*slots"]
+    factor: Float[Array, "*slots"]
+    gamma: Float[Array, "*slots"]
+    plain_threshold: Float[Array, "*slots"]
+    max_deviation: Float[Array, "*slots"]
     temperature: Float[Array, "*slots"]
     cfg_scale: Float[Array, "*slots"]
     seed: UInt32[Array, "*slots"]
@@ -40,13 +50,22 @@ class Request:
     @classmethod
     def of(cls, prompt_length: int, settings: Settings) -> "Request":
         """The request of one prompt of `prompt_length` tokens."""
+
+        def number(name: str, otherwise: float) -> Array:
+            value = settings.value(name)
+            return jnp.float32(otherwise if value is None else value)
+
         return cls(
             prompt_length=jnp.int32(prompt_length),
             gen_length=jnp.int32(settings.gen_length),
-            steps=jnp.int32(min(settings.value("steps"), MOST_STEPS)),
-            threshold=jnp.float32(settings.value("threshold") or 0),
+            steps=jnp.int32(min(settings.value("steps") or settings.gen_length, MOST_STEPS)),
+            threshold=number("threshold", 0.0),
+            factor=number("factor", 0.0),
+            gamma=number("gamma", 0.0),
+            plain_threshold=number("plain_threshold", jnp.inf),
+            max_deviation=number("max_deviation", 1.0),
             temperature=jnp.float32(settings.temperature),
-            cfg_scale=jnp.float32(settings.value("cfg_scale") or 0),
+            cfg_scale=number("cfg_scale", 0.0),
             seed=jnp.uint32(settings.seed),
         )
 
@@ -69,8 +88,8 @@ class DecodeState:
     end: decoding stops before this position: prompt + gen_length, or just behind the leftmost committed EOS where the
         method stops there.
     live: slots that are still decoding. A slot that is not live takes part in nothing and does not change.
-    block, block_step: LLaDA's current block and the step within it.
     step: denoising steps done. forwards: passes in which the slot had rows.
+    memory: what the method keeps between steps, a pytree of its own with a leading axis of slots.
     """
 
     tokens: Int[Array, "slots capacity"]
@@ -78,21 +97,25 @@ class DecodeState:
     request: Request
     end: Int[Array, "slots"]
     live: Bool[Array, "slots"]
-    block: Int[Array, "slots"]
-    block_step: Int[Array, "slots"]
     step: Int[Array, "slots"]
     forwards: Int[Array, "slots"]
     trace: Trace
     cache: KVCache
+    memory: Any
+
+    @property
+    def length(self) -> Int[Array, "slots"]:
+        """Tokens of prompt and response."""
+        return self.request.prompt_length + self.request.gen_length
 
     @property
     def live_kv_length(self) -> Int[Array, "slots"]:
         """Cache rows that a live slot's queries see: prompt + gen_length whatever the end; 0 for other slots."""
-        return jnp.where(self.live, self.request.prompt_length + self.request.gen_length, 0)
+        return jnp.where(self.live, self.length, 0)
 
 
-def empty_state(config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dtype) -> DecodeState:
-    """A state with no live slot."""
+def empty_state(config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dtype, memory: Any) -> DecodeState:
+    """A state with no live slot. memory: the method's, as at the start."""
 
     def zeros(dtype: DTypeLike, *shape: int) -> Array:
         return jnp.zeros((slots, *shape), dtype)
@@ -102,29 +125,32 @@ def empty_state(config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dt
         tokens=zeros(i32, capacity),
         masked=zeros(jnp.bool_, capacity),
         request=Request(
-            prompt_length=zeros(i32),
-            gen_length=zeros(i32),
-            steps=zeros(i32),
-            threshold=zeros(f32),
-            temperature=zeros(f32),
-            cfg_scale=zeros(f32),
+            **{name: zeros(i32) for name in ("prompt_length", "gen_length", "steps")},
+            **{name: zeros(f32) for name in NUMBERS},
             seed=zeros(jnp.uint32),
         ),
         end=zeros(i32),
         live=zeros(jnp.bool_),
-        block=zeros(i32),
-        block_step=zeros(i32),
         step=zeros(i32),
         forwards=zeros(i32),
         trace=Trace(step=zeros(i32, capacity), rule=zeros(i32, capacity), confidence=zeros(f32, capacity)),
         cache=allocate(config, slots=slots, capacity=capacity, dtype=dtype),
+        memory=memory,
     )
 
 
 def admit(
-    state: DecodeState, slot: Int[Array, ""], prompt: Int[Array, "capacity"], request: Request, mask_token_id: int
+    state: DecodeState,
+    slot: Int[Array, ""],
+    prompt: Int[Array, "capacity"],
+    request: Request,
+    memory: Any,
+    mask_token_id: int,
 ) -> DecodeState:
-    """Put a request into a slot: `prompt` holds its tokens, then anything. What the slot held before is forgotten."""
+    """Put a request into a slot: `prompt` holds its tokens, then anything. What the slot held before is forgotten.
+
+    memory: the method's of one slot, as at the start.
+    """
     position = jnp.arange(state.tokens.shape[1])
     end = request.prompt_length + request.gen_length
     masked = (position >= request.prompt_length) & (position < end)
@@ -139,8 +165,6 @@ def admit(
         request=jax.tree.map(put, state.request, request),
         end=put(state.end, end),
         live=put(state.live, True),
-        block=put(state.block, 0),
-        block_step=put(state.block_step, 0),
         step=put(state.step, 0),
         forwards=put(state.forwards, 0),
         trace=Trace(
@@ -148,4 +172,30 @@ def admit(
             rule=put(state.trace.rule, Rule.NONE),
             confidence=put(state.trace.confidence, 0.0),
         ),
+        memory=jax.tree.map(lambda array, value: put(array, value[0]), state.memory, memory),
     )
+
+
+def open_before(state: DecodeState, end: Int[Array, "slots"], count: int) -> Int[Array, "slots count"]:
+    """The first `count` masked positions before `end`, left to right, then the capacity."""
+    capacity = state.tokens.shape[1]
+    is_open = state.masked & (jnp.arange(capacity)[None] < end[:, None])
+
+    def first(row: Array) -> Array:
+        return jnp.nonzero(row, size=count, fill_value=capacity)[0].astype(jnp.int32)
+
+    return jax.vmap(first)(is_open)
+
+
+def first_eos(state: DecodeState, eos_ids: tuple[int, ...]) -> Int[Array, "slots"]:
+    """Position of the leftmost committed EOS of the response; the capacity where there is none."""
+    capacity = state.tokens.shape[1]
+    position = jnp.arange(capacity)[None]
+    response = (position >= state.request.prompt_length[:, None]) & (position < state.length[:, None])
+    is_eos = response & ~state.masked & any_of(state.tokens, eos_ids)
+    return jnp.min(jnp.where(is_eos, position, capacity), axis=-1)
+
+
+def any_of(token: Int[Array, "*any"], ids: tuple[int, ...]) -> Bool[Array, "*any"]:
+    """Where the token is one of `ids`."""
+    return jnp.isin(token, jnp.array(ids, jnp.int32)) if ids else jnp.zeros(token.shape, jnp.bool_)

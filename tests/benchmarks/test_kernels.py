@@ -117,6 +117,30 @@ def test_a_wrong_kernel_fails(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "against the fp32 reference" in capsys.readouterr().out
 
 
+def test_plain_triton_has_rows_where_jax_triton_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are those of any kernel; XLA stands in for it here."""
+    cases = [kernels.OPS[op](kernel_cases.TINY)[0] for op in ("qkv_rope_cache", "out")]
+    for installed, expected in (object(), [("pallas", "triton"), ("pallas",)]), (None, [("pallas",)] * 2):
+        monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name, installed=installed: installed)
+        assert [kernels.ours(case, "pallas") for case in cases] == expected
+        assert [kernels.ours(case, "interpret") for case in cases] == [("interpret",)] * 2
+    monkeypatch.undo()
+    right = kernel_cases.qkv_rope_cache
+    monkeypatch.setattr(kernels, "ours", lambda case, kernel: ("triton",))
+    monkeypatch.setattr(
+        kernel_cases,
+        "qkv_rope_cache",
+        lambda *args, kernels, **rest: right(*args, **rest),
+    )
+    file = tmp_path / "kernels.json"
+    chosen = ["--ops", "qkv_rope_cache", "--repeats", "1", "--output", str(file)]
+    assert kernels.main(["--tiny", *chosen]) == 0
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert {(row["case"]["kernels"], row["metric"], (row["baseline"] or {}).get("name")) for row in rows} == {
+        ("xla", "time", None), ("triton", "time", "xla"), ("triton", "error", None)
+    }  # fmt: skip
+
+
 def test_a_sweep_prints_the_best_and_writes_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

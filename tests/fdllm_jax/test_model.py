@@ -11,7 +11,7 @@ from flax import nnx
 
 from fdllm_jax.cache import KVCache, allocate
 from fdllm_jax.model import LLaDA, from_parameters, parameter_shapes, parameters_of
-from fdllm_jax.query import Query, full_query
+from fdllm_jax.query import Query, packed_query
 from tests.decode import load
 from tests.reference.checkpoint import random_checkpoint
 from tests.reference.model import ReferenceLLaDA
@@ -54,9 +54,10 @@ def packed_logits(model: LLaDA, sequences: list[list[int]], capacity: int) -> li
         tokens[slot, : len(sequence)] = sequence
     cache = allocate(model.config, slots=len(sequences), capacity=capacity, dtype=model.embedding[...].dtype)
     cache = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), cache)  # what is not written must not be read
-    query = full_query(jnp.asarray(tokens, jnp.int32), jnp.array([len(s) for s in sequences], jnp.int32))
-    logits = all_logits(model, query, cache).reshape(len(sequences), capacity, -1)
-    return [logits[slot, : len(sequence)] for slot, sequence in enumerate(sequences)]
+    lengths = jnp.array([len(s) for s in sequences], jnp.int32)
+    query, first = packed_query(jnp.asarray(tokens, jnp.int32), lengths, rows=len(sequences) * capacity)
+    logits = all_logits(model, query, cache)
+    return [logits[start : start + len(sequence)] for start, sequence in zip(first.tolist(), sequences, strict=True)]
 
 
 def ragged(seed: int, vocab: int) -> list[list[int]]:
@@ -116,7 +117,8 @@ def test_partial_query_through_the_cache_equals_full_pass(tmp_path: Path) -> Non
     for slot, sequence in enumerate(sequences):
         tokens[slot, : len(sequence)] = sequence
     cache = allocate(model.config, slots=3, capacity=CAPACITY, dtype=jnp.dtype(jnp.float32))
-    full = model(full_query(jnp.asarray(tokens), lengths), cache)
+    query, first = packed_query(jnp.asarray(tokens), lengths, rows=3 * CAPACITY)
+    full = model(query, cache)
     slot = np.array([2, 2, 2, 0, 0, 0, 0, 1], np.int32)
     position = np.array([16, 3, 9, 23, 0, 5, 6, 0], np.int32)
     query = Query(
@@ -128,7 +130,7 @@ def test_partial_query_through_the_cache_equals_full_pass(tmp_path: Path) -> Non
         block_rows=3,
     )
     partial = model(query, full.cache)
-    expected = full.hidden.reshape(3, CAPACITY, -1)[slot, position]
+    expected = full.hidden[first[slot] + position]
     np.testing.assert_allclose(partial.hidden, expected, rtol=1e-5, atol=1e-5)
     for before, after in zip(jax.tree.leaves(full.cache), jax.tree.leaves(partial.cache), strict=True):
         np.testing.assert_allclose(before, after, rtol=1e-5, atol=1e-5)
@@ -138,7 +140,8 @@ def test_rows_that_do_not_write_leave_the_cache(tmp_path: Path) -> None:
     random_checkpoint(tmp_path, seed=5)
     model = load(tmp_path)
     cache = allocate(model.config, slots=1, capacity=CAPACITY, dtype=jnp.dtype(jnp.float32))
-    query = full_query(jnp.arange(CAPACITY, dtype=jnp.int32)[None], jnp.array([CAPACITY], jnp.int32))
+    token, length = jnp.arange(CAPACITY, dtype=jnp.int32)[None], jnp.array([CAPACITY], jnp.int32)
+    query, _ = packed_query(token, length, rows=CAPACITY)
     write = query.write & (jnp.arange(CAPACITY) % 2 == 0)
     query = Query(
         token=query.token, position=query.position, slot=query.slot, write=write,

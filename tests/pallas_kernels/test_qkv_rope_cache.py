@@ -1,7 +1,8 @@
-"""`qkv_rope_cache` and its returning variant: kernel (interpreted, lowered, on a GPU) against the XLA reference, and
+"""`qkv_rope_cache` and its returning variant: kernels (interpreted, lowered, on a GPU) against the XLA reference, and
 the reference against float64 NumPy."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import jax
@@ -211,26 +212,34 @@ def test_lowers_in_float32():
     assert 'name = "qkv_rope_cache"' in lower_for_cuda(call, *shapes)
 
 
+NEEDS_JAX_TRITON = pytest.mark.skipif(
+    find_spec("jax_triton") is None, reason="jax_triton (fdllm-jax[triton]) is not installed"
+)
+GPU_KERNELS = pytest.mark.parametrize("kernels", ["pallas", pytest.param("triton", marks=NEEDS_JAX_TRITON)])
+
+
 @pytest.mark.gpu
+@GPU_KERNELS
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("rows", [1, 17, 31, 64, 100, 127, 160, 255, 955, 2500])
-def test_gpu(rows: int, dtype: str):
+def test_gpu(rows: int, dtype: str, kernels: str):
     shape = Shape(rows, d_model=4096, kv_heads=32, head_dim=128, bias=True, dtype=dtype, cache_rows=1280 + rows)
     values = arguments(shape, seed=int(np.random.default_rng().integers(2**32)))
     statics = {"n_heads": 32, "rope_theta": THETA}
     exact = [value.astype(jnp.float32) if value.dtype == jnp.bfloat16 else value for value in values]
     expected = jax.jit(lambda *v: qkv_rope_cache_returning(*v, **statics))(*exact)
-    actual = jax.jit(lambda *v: qkv_rope_cache_returning(*v, **statics, kernels="pallas"))(*values)
+    actual = jax.jit(lambda *v: qkv_rope_cache_returning(*v, **statics, kernels=kernels))(*values)
     assert max(map(distance, actual, expected)) < TOLERANCE[dtype]
-    q, k_cache, v_cache = jax.jit(lambda *v: qkv_rope_cache(*v, **statics, kernels="pallas"))(*values)
+    q, k_cache, v_cache = jax.jit(lambda *v: qkv_rope_cache(*v, **statics, kernels=kernels))(*values)
     assert max(map(distance, (q, k_cache, v_cache), (actual[0], *actual[3:]))) == 0
 
 
 @pytest.mark.gpu
+@GPU_KERNELS
 @pytest.mark.parametrize("shape", [Shape(33, 100, 2, 4, 64, True, "bfloat16"), Shape(90, 256, 2, 1, 128)])
-def test_gpu_small(shape: Shape):
+def test_gpu_small(shape: Shape, kernels: str):
     values = arguments(shape, seed=int(np.random.default_rng().integers(2**32)))
     statics = {"n_heads": shape.kv_heads * shape.group, "rope_theta": THETA}
     expected = qkv_rope_cache(*values, **statics)
-    actual = qkv_rope_cache(*values, **statics, kernels="pallas")
+    actual = qkv_rope_cache(*values, **statics, kernels=kernels)
     assert max(map(distance, actual, expected)) < TOLERANCE[shape.dtype]

@@ -1,6 +1,8 @@
-"""`verify_attention`: the visibility rule of both isolations, XLA against float64 NumPy, the kernel against XLA, and
-lowering.
+"""`verify_attention` and its tracking scores: the visibility rule of both isolations, XLA against float64 NumPy, the
+kernel against XLA, and lowering.
 """
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels.scheduled_attention import map_blocks
 from pallas_kernels.verify_attention import DRAFT, PRIVATE, SHARED, UNDECODED, Visibility, verify_attention
-from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, jitted
+from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, in_blocks, jitted
 from tests.pallas_kernels.lowering import lower_for_cuda
 
 attention = jitted(verify_attention, table=5)
@@ -42,7 +45,8 @@ def buffer(rng, mode, *, positions, candidates, context, window=0):
 def case(
     rng, buffers, kv_lengths, *, capacity, heads, kv_heads, head_dim, block_rows, dtype=jnp.float32, poison=np.nan
 ):
-    """Inputs for one buffer a slot (slots in random order), a row apart, filled up with random rows.
+    """Inputs for one buffer a slot (slots in random order), a row apart, filled up with random rows; marked rows; and
+    the position of every row.
 
     Cache rows of positions in the buffer or beyond kv_length hold `poison`.
     """
@@ -72,14 +76,15 @@ def case(
     inputs = (normal(n, heads), normal(n, kv_heads), normal(n, kv_heads), cache(), cache())
     visibility = Visibility(*(jnp.asarray(x, jnp.int32) for x in rule), jnp.asarray(itself))
     inputs += (jnp.asarray(table, jnp.int32), jnp.asarray(buffered.reshape(-1)), visibility)
-    return inputs, position
+    return inputs, jnp.asarray(rng.random(n) < 0.4), position
 
 
-def in_numpy(q, k, v, k_cache, v_cache, block_table, buffered, visibility, *, capacity):
-    """The rule of "who sees whom" and attention in float64, a row and a head at a time."""
+def in_numpy(q, k, v, k_cache, v_cache, block_table, buffered, visibility, *, capacity, score_rows):
+    """The rule of "who sees whom", attention and scores in float64, a row and a head at a time."""
     q, k, v, k_cache, v_cache = (np.asarray(x, np.float64) for x in (q, k, v, k_cache, v_cache))
     kind, rank, draft_cutoff, undecoded_cutoff, sees_self = (np.asarray(x) for x in visibility)
     group, out = q.shape[1] // k.shape[1], np.zeros(q.shape)
+    cache_scores, row_scores = np.zeros(k_cache.shape[0]), np.zeros(k.shape[0])
     for slot, kv_length, first_row, rows in np.asarray(block_table):
         cached = [r for r in range(slot * capacity, slot * capacity + kv_length) if not buffered[r]]
         for i in range(first_row, first_row + rows):
@@ -91,14 +96,17 @@ def in_numpy(q, k, v, k_cache, v_cache, block_table, buffered, visibility, *, ca
                 or (kind[j] == UNDECODED and rank[j] >= undecoded_cutoff[i])
                 or (sees_self[i] and j == i)
             ]
-            if cached or own:
-                for head in range(q.shape[1]):
-                    keys = np.concatenate([k_cache[cached, head // group], k[own, head // group]])
-                    values = np.concatenate([v_cache[cached, head // group], v[own, head // group]])
-                    weights = keys @ q[i, head] / np.sqrt(q.shape[2])
-                    weights = np.exp(weights - weights.max())
-                    out[i, head] = weights @ values / weights.sum()
-    return out
+            for head in range(q.shape[1] if cached or own else 0):
+                keys = np.concatenate([k_cache[cached, head // group], k[own, head // group]])
+                values = np.concatenate([v_cache[cached, head // group], v[own, head // group]])
+                weights = keys @ q[i, head] / np.sqrt(q.shape[2])
+                weights = np.exp(weights - weights.max())
+                weights /= weights.sum()
+                out[i, head] = weights @ values
+                if score_rows[i]:
+                    cache_scores[cached] += weights[: len(cached)]
+                    row_scores[own] += weights[len(cached) :]
+    return out, cache_scores, row_scores
 
 
 @pytest.mark.parametrize("kernels", ["xla", "interpret"])
@@ -112,7 +120,7 @@ def test_every_row_sees_every_position_once(mode, kernels):
         for length, c in zip(lengths, (9, 4), strict=True)
     ]
     shape = {"capacity": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "block_rows": 40}
-    (q, _, _, k_cache, _, *rest), position = case(rng, buffers, lengths, **shape)
+    (q, _, _, k_cache, _, *rest), _, position = case(rng, buffers, lengths, **shape)
     v = jnp.broadcast_to(jax.nn.one_hot(position, 64)[:, None], (len(position), 1, 64))
     v_cache = jnp.tile(jnp.eye(64), (2, 1))[:, None]
     k = jnp.zeros_like(v)
@@ -125,15 +133,34 @@ def test_every_row_sees_every_position_once(mode, kernels):
         assert error(seen, np.broadcast_to(expected, seen.shape)) < FLOAT32_ERROR
 
 
+@pytest.mark.parametrize("score_rows", ["none", "some"])
 @pytest.mark.parametrize("mode", BUFFERS)
-def test_reference_is_attention_in_float64(mode):
+def test_reference_is_attention_in_float64(mode, score_rows):
     rng = np.random.default_rng()
     lengths = [33, 20, 0, 16]
     buffers = [buffer(rng, mode, positions=20, candidates=c, context=2) for c in (3, 2)] + [[], []]
     shape = {"capacity": 33, "heads": 4, "kv_heads": 2, "head_dim": 16, "block_rows": 12}
-    inputs, _ = case(rng, buffers, lengths, **shape)
-    out = attention(*inputs, capacity=33, block_rows=12)
-    assert error(out, in_numpy(*inputs, capacity=33)) < FLOAT32_ERROR
+    inputs, marked, _ = case(rng, buffers, lengths, **shape)
+    marked = marked if score_rows == "some" else jnp.zeros_like(marked)
+    run = {"capacity": 33, "block_rows": 12}
+    ours = attention(*inputs, **run, score_rows=marked)
+    for a, b in zip(ours, in_numpy(*inputs, capacity=33, score_rows=marked), strict=True):
+        assert error(a, b) < FLOAT32_ERROR
+    assert error(ours[0], attention(*inputs, **run)) < FLOAT32_ERROR
+
+
+def test_reference_is_the_same_some_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    """Five blocks, two at a time: the last batch is short."""
+    rng = np.random.default_rng()
+    buffers = [buffer(rng, "strict", positions=20, candidates=2, context=i) for i in range(5)]
+    shape = {"capacity": 24, "heads": 2, "kv_heads": 1, "head_dim": 16, "block_rows": 10}
+    inputs, marked, _ = case(rng, buffers, [24, 20, 21, 22, 23], **shape)
+    call = {"capacity": 24, "block_rows": 10, "score_rows": marked}
+    whole = attention(*inputs, **call)
+    monkeypatch.setattr(sys.modules[map_blocks.__module__], "SCORES_AT_ONCE", 2 * 2 * 10 * (24 + 10))
+    parts = jitted(verify_attention, table=5)(*inputs, **call)
+    for a, b in zip(parts, whole, strict=True):
+        assert error(a, b) < FLOAT32_ERROR
 
 
 random_row = st.tuples(st.integers(0, 3), *[st.integers(0, 5)] * 3, st.booleans())
@@ -154,20 +181,46 @@ def test_kernel_is_the_reference(data, heads, seed):
     heads = dict(zip(("heads", "kv_heads", "head_dim"), heads, strict=True))
     rng = np.random.default_rng(seed)
     buffers = [[(int(rng.integers(150)), *row) for row in rows] for _, rows in data]
-    inputs, _ = case(rng, buffers, [kv_length for kv_length, _ in data], capacity=150, block_rows=40, **heads)
-    run = {"capacity": 150, "block_rows": 40}
-    out = attention(*inputs, **run, kernels="interpret")
-    assert error(out, attention(*inputs, **run)) < FLOAT32_ERROR
+    lengths = [kv_length for kv_length, _ in data]
+    inputs, marked, _ = case(rng, buffers, lengths, capacity=150, block_rows=40, **heads)
+    run = {"capacity": 150, "block_rows": 40, "score_rows": marked}
+    for ours, expected in zip(attention(*inputs, **run, kernels="interpret"), attention(*inputs, **run), strict=True):
+        assert error(ours, expected) < FLOAT32_ERROR
+
+
+@pytest.mark.parametrize("kernels", ["xla", "interpret"])
+@pytest.mark.parametrize("mode", BUFFERS)
+def test_scores_of_a_slot_sum_to_its_marked_rows_and_heads(mode, kernels):
+    """And without a mark they are 0."""
+    rng = np.random.default_rng()
+    buffers = [buffer(rng, mode, positions=120, candidates=c, context=10, window=8) for c in (7, 3)] + [[]]
+    shape = {"capacity": 130, "heads": 4, "kv_heads": 2, "head_dim": 64, "block_rows": 45}
+    inputs, marked, _ = case(rng, buffers, [120, 129, 77], **shape)
+    run = {"capacity": 130, "block_rows": 45, "kernels": kernels}
+    _, cache_scores, row_scores = attention(*inputs, **run, score_rows=marked)
+    np.testing.assert_array_equal(cache_scores[inputs[6]], 0)
+    np.testing.assert_array_equal(row_scores, in_blocks(row_scores, inputs[5]))
+    for slot, _, first_row, rows in np.asarray(inputs[5]):
+        own = slice(first_row, first_row + rows)
+        total = jnp.sum(cache_scores[slot * 130 : (slot + 1) * 130]) + jnp.sum(row_scores[own])
+        assert error(total, 4 * jnp.sum(marked[own])) < FLOAT32_ERROR
+    for scores in attention(*inputs, **run, score_rows=jnp.zeros_like(marked))[1:]:
+        np.testing.assert_array_equal(scores, 0)
 
 
 def test_row_that_sees_nothing_gives_zero():
+    """And a key that nobody sees counts for nothing, however large its products."""
     rng = np.random.default_rng()
     shape = {"capacity": 32, "heads": 2, "kv_heads": 2, "head_dim": 64, "block_rows": 4}
-    inputs, _ = case(rng, [[(0, PRIVATE, 0, 0, 0, False), (1, PRIVATE, 0, 0, 0, True)]], [2], **shape)
+    buffers = [[(0, PRIVATE, 0, 0, 0, False), (1, PRIVATE, 0, 0, 0, True)]]
+    (q, k, v, *rest), _, _ = case(rng, buffers, [2], **shape)
+    run = {"capacity": 32, "block_rows": 4, "score_rows": jnp.ones(len(q), bool)}
     for kernels in ("xla", "interpret"):
-        out = attention(*inputs, capacity=32, block_rows=4, kernels=kernels)
+        out, cache_scores, row_scores = attention(q, k.at[1].multiply(1e6), v, *rest, **run, kernels=kernels)
         np.testing.assert_array_equal(out[jnp.array([0, 1, 3, 4])], 0)
-        assert error(out[2], inputs[2][2]) < FLOAT32_ERROR
+        assert error(out[2], v[2]) < FLOAT32_ERROR
+        np.testing.assert_array_equal(cache_scores, 0)
+        assert error(row_scores, 2 * jax.nn.one_hot(2, len(q))) < FLOAT32_ERROR
 
 
 @pytest.mark.parametrize("mode", ["paper", "one-pass strict"])
@@ -175,11 +228,12 @@ def test_bfloat16(mode):
     rng = np.random.default_rng()
     shape = {"capacity": 140, "heads": 2, "kv_heads": 1, "head_dim": 128, "block_rows": 70, "dtype": jnp.bfloat16}
     buffers = [buffer(rng, mode, positions=100, candidates=c, context=20) for c in (16, 5)]
-    inputs, _ = case(rng, buffers, [137, 100], **shape)
-    expected = in_numpy(*inputs, capacity=140)
+    inputs, marked, _ = case(rng, buffers, [137, 100], **shape)
+    expected = in_numpy(*inputs, capacity=140, score_rows=marked)
+    run = {"capacity": 140, "block_rows": 70, "score_rows": marked}
     for kernels in ("xla", "interpret"):
-        out = attention(*inputs, capacity=140, block_rows=70, kernels=kernels)
-        assert error(out, expected) < BFLOAT16_ERROR, kernels
+        for ours, exact in zip(attention(*inputs, **run, kernels=kernels), expected, strict=True):
+            assert error(ours, exact) < BFLOAT16_ERROR, kernels
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
@@ -188,7 +242,9 @@ def test_bfloat16(mode):
 )
 def test_lowers_for_llada_8b(slots, block_rows, capacity, dtype):
     def f(*inputs):
-        return verify_attention(*inputs, capacity=capacity, block_rows=block_rows, kernels="pallas")
+        *inputs, marked = inputs
+        run = {"capacity": capacity, "block_rows": block_rows, "score_rows": marked}
+        return verify_attention(*inputs, **run, kernels="pallas")
 
     def of(shape, dtype=dtype):
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -197,7 +253,9 @@ def test_lowers_for_llada_8b(slots, block_rows, capacity, dtype):
     rule = Visibility(*(of((n,), jnp.int32) for _ in range(4)), of((n,), jnp.bool))
     rows, cache = of((n, 32, 128)), of((slots * capacity, 32, 128))
     table, buffered = of((slots, 4), jnp.int32), of((slots * capacity,), jnp.bool)
-    assert "verify_attention" in lower_for_cuda(f, rows, rows, rows, cache, cache, table, buffered, rule)
+    text = lower_for_cuda(f, rows, rows, rows, cache, cache, table, buffered, rule, of((n,), jnp.bool))
+    assert "verify_attention" in text
+    assert "verify_tracking_scores" in text
 
 
 @pytest.mark.gpu
@@ -209,7 +267,12 @@ def test_on_gpu(mode, slots, dtype):
     lengths = [int(n) for n in rng.integers(700, 1281, slots)]
     buffers = [buffer(rng, mode, positions=n, candidates=16, context=64 - i, window=48) for i, n in enumerate(lengths)]
     shape = {"heads": 32, "kv_heads": 32, "head_dim": 128, "capacity": 1280, "block_rows": 160, "dtype": dtype}
-    inputs, _ = case(rng, buffers, lengths, **shape)
-    expected = attention(*(x.astype(jnp.float32) for x in inputs[:5]), *inputs[5:], capacity=1280, block_rows=160)
-    out = attention(*inputs, capacity=1280, block_rows=160, kernels="pallas")
-    assert error(out, expected) < (BFLOAT16_ERROR if dtype == jnp.bfloat16 else FLOAT32_ERROR)
+    inputs, marked, _ = case(rng, buffers, lengths, **shape)
+    run = {"capacity": 1280, "block_rows": 160, "score_rows": marked}
+    expected = attention(*(x.astype(jnp.float32) for x in inputs[:5]), *inputs[5:], **run)
+    ours = attention(*inputs, **run, kernels="pallas")
+    for a, b in zip(ours, expected, strict=True):
+        assert error(a, b) < (BFLOAT16_ERROR if dtype == jnp.bfloat16 else FLOAT32_ERROR)
+    again = attention(*inputs, **run, kernels="pallas")
+    for a, b in zip(ours, again, strict=True):
+        np.testing.assert_array_equal(a, b)  # deterministic

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fdllm_jax.decoding import commit
+from fdllm_jax.decoding.state import Rule
 
 INF = float("inf")
 
@@ -23,8 +24,10 @@ INF = float("inf")
 )
 def test_quota(confidence: list[float], eligible: list[int], count: int, expected: list[int]) -> None:
     given = jnp.array([confidence, confidence[::-1]]), jnp.array([eligible, eligible], bool)
-    assert np.asarray(commit.quota(*given, jnp.array([count, 0])))[0].tolist() == [bool(x) for x in expected]
-    assert not np.asarray(commit.quota(*given, jnp.array([count, 0])))[1].any()
+    assert np.asarray(commit.quota(*given, jnp.array([count, 0])) != Rule.NONE)[0].tolist() == [
+        bool(x) for x in expected
+    ]
+    assert not np.asarray(commit.quota(*given, jnp.array([count, 0])) != Rule.NONE)[1].any()
 
 
 @pytest.mark.parametrize(
@@ -39,4 +42,5 @@ def test_quota(confidence: list[float], eligible: list[int], count: int, expecte
 )
 def test_threshold(confidence: list[float], eligible: list[int], level: float, expected: list[int]) -> None:
     given = jnp.array([confidence], jnp.float32), jnp.array([eligible], bool), jnp.array([level], jnp.float32)
-    assert np.asarray(commit.threshold(*given))[0].tolist() == [bool(x) for x in expected]
+    rule = np.asarray(commit.threshold(*given))[0]
+    assert (rule != Rule.NONE).tolist() == [bool(x) for x in expected]

@@ -1,0 +1,173 @@
+"""Passes of the model over the state's slots: over whole sequences, packed, or over some rows of each.
+
+Every pass returns the activations of the positions asked for, and, if asked, the attention that positions got.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fdllm_jax.decoding.state import DecodeState
+from fdllm_jax.model import LLaDA
+from fdllm_jax.query import Query, packed_query, partial_query
+from fdllm_jax.sampling import gumbel_keys
+from pallas_kernels import HeadStatistics, Noise
+
+PACKED_ROWS = 4096  # of a pass over whole sequences: enough for its operations to cost more than reading the weights
+
+
+class Seen(NamedTuple):
+    """What a pass leaves.
+
+    hidden: activations of the positions asked for; garbage for slots that had no rows. scores: attention probability
+    that each position got from the marked rows, summed over them, heads and the tracked layers; 0 for slots that had
+    no rows; None where none was counted.
+    """
+
+    hidden: Float[Array, "slots wanted d_model"]
+    scores: Float[Array, "slots capacity"] | None
+
+
+class Tracking(NamedTuple):
+    """Whose attention is counted, by position, and in which layers (None: all)."""
+
+    marked: Bool[Array, "slots capacity"]
+    layers: tuple[int, ...] | None
+
+
+def whole(
+    model: LLaDA,
+    state: DecodeState,
+    which: Bool[Array, "slots"],
+    wanted: Int[Array, "slots wanted"],
+    *,
+    tracking: Tracking | None = None,
+    tokens: Int[Array, "slots capacity"] | None = None,
+) -> tuple[Seen, DecodeState]:
+    """Compute whole sequences of the slots `which`, and write their cache rows.
+
+    As many sequences as fit are packed into a pass of a fixed number of rows, and there are as many passes as it
+    takes; none, if there is no such slot. tokens: in place of the state's.
+    """
+    slots, capacity = state.tokens.shape
+    rows = min(slots * capacity, max(capacity, PACKED_ROWS))
+    tokens = state.tokens if tokens is None else tokens
+    marked, layers = tracking or (None, None)
+
+    def left(carry: tuple) -> Array:
+        return jnp.any(carry[0])
+
+    def one_pass(carry: tuple) -> tuple:
+        pending, hidden, scores, cache = carry
+        length = jnp.where(pending, state.length, 0)
+        fits = pending & (jnp.cumsum(length) <= rows)
+        query, first = packed_query(tokens, jnp.where(fits, length, 0), rows=rows, scored=marked, track_layers=layers)
+        output = model(query, cache)
+        found = output.hidden[jnp.minimum(first[:, None] + wanted, rows - 1)]
+        hidden = jnp.where(fits[:, None, None], found, hidden)
+        if scores is not None and output.scores is not None:
+            scores = jnp.where(fits[:, None], output.scores.reshape(slots, capacity), scores)
+        return pending & ~fits, hidden, scores, output.cache
+
+    hidden = jnp.zeros((*wanted.shape, model.config.d_model), model.embedding[...].dtype)
+    scores = None if marked is None else jnp.zeros((slots, capacity), jnp.float32)
+    _, hidden, scores, cache = jax.lax.while_loop(left, one_pass, (which, hidden, scores, state.cache))
+    return Seen(hidden, scores), replace(state, cache=cache, forwards=state.forwards + which.astype(jnp.int32))
+
+
+def some(
+    model: LLaDA,
+    state: DecodeState,
+    query: Query,
+    wanted: Int[Array, "slots wanted"],
+) -> tuple[Seen, DecodeState]:
+    """Compute a query of a fixed number of rows a slot (`partial_query`); nothing runs if no slot has rows.
+
+    wanted: rows within each slot's.
+    """
+    slots, capacity = state.tokens.shape
+    has_rows = query.block_table[:, 3] > 0
+    tracked = query.score_rows is not None
+
+    def run(state: DecodeState) -> tuple[Seen, DecodeState]:
+        output = model(query, state.cache)
+        row = jnp.arange(slots)[:, None] * query.block_rows + jnp.clip(wanted, 0, query.block_rows - 1)
+        scores = output.scores.reshape(slots, capacity) if tracked and output.scores is not None else None
+        if scores is not None:
+            scores = jnp.where(has_rows[:, None], scores, 0.0)
+        forwards = state.forwards + has_rows.astype(jnp.int32)
+        return Seen(output.hidden[row], scores), replace(state, cache=output.cache, forwards=forwards)
+
+    def skip(state: DecodeState) -> tuple[Seen, DecodeState]:
+        hidden = jnp.zeros((*wanted.shape, model.config.d_model), model.embedding[...].dtype)
+        return Seen(hidden, jnp.zeros((slots, capacity), jnp.float32) if tracked else None), state
+
+    return jax.lax.cond(jnp.any(has_rows), run, skip, state)
+
+
+def whole_or_some(
+    model: LLaDA,
+    state: DecodeState,
+    is_whole: Bool[Array, "slots"],
+    position: Int[Array, "slots rows_a_slot"],
+    wanted: Int[Array, "slots wanted"],
+    *,
+    tracking: Tracking | None = None,
+) -> tuple[Seen, DecodeState]:
+    """Whole sequences of live slots where `is_whole`, and the rows at `position` of the other live ones.
+
+    position: positions, then the capacity where there are no more. wanted: positions, among those.
+    """
+    slots, capacity = state.tokens.shape
+    partly = state.live & ~is_whole
+    full, state = whole(model, state, state.live & is_whole, wanted, tracking=tracking)
+    real = position < capacity
+    safe = jnp.minimum(position, capacity - 1)
+    slot = jnp.arange(slots)[:, None]
+    query = partial_query(
+        state.tokens[slot, safe],
+        safe,
+        jnp.where(partly, jnp.sum(real, axis=1, dtype=jnp.int32), 0),
+        state.live_kv_length,
+        capacity=capacity,
+        scored=None if tracking is None else tracking.marked[slot, safe],
+        track_layers=None if tracking is None else tracking.layers,
+    )
+    row = jnp.argmax(position[:, None] == wanted[:, :, None], axis=-1)
+    part, state = some(model, state, query, row)
+    hidden = jnp.where(partly[:, None, None], part.hidden, full.hidden)
+    if full.scores is None or part.scores is None:
+        return Seen(hidden, None), state
+    return Seen(hidden, full.scores + part.scores), state
+
+
+def predict(
+    model: LLaDA,
+    state: DecodeState,
+    hidden: Float[Array, "slots wanted d_model"],
+    position: Int[Array, "slots wanted"],
+    *,
+    given: Int[Array, "slots wanted"] | None = None,
+    noise_step: Int[Array, "slots"] | None = None,
+    banned: tuple[int, ...] = (),
+) -> HeadStatistics:
+    """Predictions [slots, wanted] from activations, with the noise of each request's seed where it has a temperature.
+
+    given: tokens whose probabilities are asked for as well. noise_step: draws anew in every step; None never does.
+    """
+    shape, temperature = position.shape, state.request.temperature
+
+    def statistics(noise: Noise | None) -> HeadStatistics:
+        flat = None if given is None else given.reshape(-1)
+        return model.statistics(hidden.reshape(-1, hidden.shape[-1]), given=flat, banned=banned, noise=noise)
+
+    def with_noise() -> HeadStatistics:
+        step = jnp.zeros_like(state.step) if noise_step is None else noise_step
+        keys = gumbel_keys(state.request.seed, step, position)
+        return statistics(Noise(keys.reshape(-1), jnp.repeat(temperature, shape[1])))
+
+    found = jax.lax.cond(jnp.any(state.live & (temperature > 0)), with_noise, lambda: statistics(None))
+    return jax.tree.map(lambda x: x.reshape(shape), found)

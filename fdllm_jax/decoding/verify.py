@@ -1,0 +1,152 @@
+"""Verify: candidates of the decode window, their views in a verify pass, and which of them are accepted.
+
+A candidate is a masked position with a drafted token. In a pass it has a draft view (the draft stands there), a mask
+view ([MASK] stands there, the candidates before it are decoded, those behind it masked) and perhaps a plain view
+([MASK], and all other candidates masked too). Who sees whom: `pallas_kernels.Visibility`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fdllm_jax.decoding import commit
+from fdllm_jax.decoding.state import DecodeState, Rule, any_of
+from fdllm_jax.settings import Acceptance, Isolation, Order
+from pallas_kernels import HeadStatistics, Visibility
+from pallas_kernels.verify_attention import DRAFT, PRIVATE, SHARED, UNDECODED
+
+CONTEXT, DRAFT_VIEW, MASK_VIEW, PLAIN_VIEW, EMPTY = range(5)  # what a row of a verify pass is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """How candidates are verified; see `Settings` for the fields."""
+
+    acceptance: Acceptance
+    order: Order
+    isolation: Isolation
+    bonus: bool
+
+
+class Candidates(NamedTuple):
+    """In the order in which they are verified: where they stand, and what was drafted there.
+
+    place: index in the decode window. A row of rank >= count is none.
+    """
+
+    place: Int[Array, "slots window"]
+    position: Int[Array, "slots window"]
+    draft: Int[Array, "slots window"]
+    count: Int[Array, "slots"]
+
+    @property
+    def real(self) -> Bool[Array, "slots window"]:
+        """Which rows are candidates."""
+        return jnp.arange(self.position.shape[1])[None] < self.count[:, None]
+
+
+def in_order(
+    position: Int[Array, "slots window"],
+    draft: Int[Array, "slots window"],
+    confidence: Float[Array, "slots window"],
+    eligible: Bool[Array, "slots window"],
+    order: Order,
+) -> Candidates:
+    """The eligible positions of the window, the most confident first (ties: the lower position), or left to right."""
+    key = -confidence if order == "confidence" else jnp.zeros_like(confidence)
+    place = jnp.argsort(jnp.where(eligible, key, jnp.inf), axis=1, stable=True)
+    position, draft = (jnp.take_along_axis(x, place, axis=1) for x in (position, draft))
+    return Candidates(place.astype(jnp.int32), position, draft, jnp.sum(eligible, axis=1, dtype=jnp.int32))
+
+
+def visibility(view: Int[Array, "slots rows"], rank: Int[Array, "slots rows"], isolation: Isolation) -> Visibility:
+    """The rule for rows of the given views and ranks. What is masked to others is the mask view or the plain one."""
+    strict = isolation == "strict"
+    undecoded = view == (PLAIN_VIEW if strict else MASK_VIEW)
+    kind = jnp.where(view == CONTEXT, SHARED, PRIVATE)
+    kind = jnp.where(view == DRAFT_VIEW, DRAFT, jnp.where(undecoded, UNDECODED, kind)).astype(jnp.int32)
+    after = jnp.where(view == DRAFT_VIEW, rank + 1, 0)
+    is_mask = view == MASK_VIEW
+    return Visibility(
+        kind,
+        rank,
+        jnp.where(is_mask, rank, after),
+        jnp.where(is_mask, rank + int(strict), after),
+        is_mask if strict else jnp.zeros_like(is_mask),
+    )
+
+
+class Accepted(NamedTuple):
+    """What became of the candidates: the rule that commits each, its token and probability; and the running numbers.
+
+    end: moved up to behind an EOS that was committed. product: of the probabilities of all verified tokens.
+    """
+
+    rule: Int[Array, "slots window"]
+    token: Int[Array, "slots window"]
+    confidence: Float[Array, "slots window"]
+    end: Int[Array, "slots"]
+    product: Float[Array, "slots"]
+
+
+def accept(
+    state: DecodeState,
+    candidates: Candidates,
+    mask_views: HeadStatistics,
+    product: Float[Array, "slots"],
+    how: Verification,
+    eos_ids: tuple[int, ...],
+) -> Accepted:
+    """Accept in order until the rule fails first; there, perhaps, the mask view's own token is taken (the bonus).
+
+    mask_views: in the candidates' order; its given tokens are the drafts. A candidate behind a new end is passed over.
+    """
+    request = state.request
+    least = 1 - request.max_deviation
+    sure = jnp.maximum(request.threshold, request.gamma)
+
+    def one(carry: tuple, candidate: tuple) -> tuple[tuple, tuple]:
+        going, so_far, product, end = carry
+        position, draft, real, own, own_probability, probability = candidate
+        considered = going & real & (position < end)
+        if how.acceptance == "agreement":
+            passes = (own == draft) & (probability >= request.gamma)
+        elif how.acceptance == "cumulative":
+            passes = so_far * probability >= request.gamma
+        else:
+            passes = jnp.zeros_like(going)
+        accepted = considered & passes & (product * probability >= least)
+        failed = considered & ~accepted
+        bonus = jnp.zeros_like(going)
+        if how.bonus:
+            bonus = failed & (own != draft) & (own_probability >= sure) & (product * own_probability >= least)
+        token = jnp.where(accepted, draft, own)
+        confidence = jnp.where(accepted, probability, own_probability)
+        committed = accepted | bonus
+        product = jnp.where(committed, product * confidence, product)
+        so_far = jnp.where(accepted, so_far * probability, so_far)
+        end = jnp.where(committed & any_of(token, eos_ids), jnp.minimum(end, position + 1), end)
+        rule = jnp.where(accepted, Rule.VERIFIED, jnp.where(bonus, Rule.BONUS, Rule.NONE))
+        return (going & ~failed, so_far, product, end), (rule, token, confidence)
+
+    start = (state.live, jnp.ones_like(product), product, state.end)
+    rows = (
+        candidates.position,
+        candidates.draft,
+        candidates.real,
+        mask_views.token,
+        mask_views.confidence,
+        mask_views.given_probability,
+    )
+    (_, _, product, end), found = jax.lax.scan(one, start, jax.tree.map(jnp.transpose, rows))
+    rule, token, confidence = jax.tree.map(jnp.transpose, found)
+    return Accepted(rule, token, confidence, end, product)
+
+
+def write(state: DecodeState, candidates: Candidates, accepted: Accepted) -> DecodeState:
+    """Commit what was accepted."""
+    state = commit.write(state, candidates.position, accepted.token, accepted.confidence, accepted.rule)
+    return replace(state, end=accepted.end)
