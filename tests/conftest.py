@@ -4,8 +4,12 @@ import os
 
 # Several test processes share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# The tests compile hundreds of small programs once each: timing candidates for every matmul would take most of the run.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
+# The tests compile hundreds of small programs once each: timing candidates for every matmul, and on a CPU the compiler's
+# expensive passes, would take most of the run.
+FLAGS = ["--xla_gpu_autotune_level=0"]
+if not os.path.exists("/dev/nvidia0"):
+    FLAGS += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 
 import hypothesis
 import jax
