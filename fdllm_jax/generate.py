@@ -8,18 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from fdllm_jax.settings import DTYPES, METHODS, Remasking, Settings
+from fdllm_jax.options import add_settings, settings_of
+from fdllm_jax.settings import DTYPES
 from fdllm_jax.trace import Trace, check_trace_path, write_trace
 
 if TYPE_CHECKING:
     from fdllm_jax.engine import LLM, Result
 
 PROGRAM = "fdllm_jax.generate"
-DEFAULTS = Settings()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,48 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--kernels", default="auto", choices=NAMES, help="implementation of the GPU operations")
 
-    s = p.add_argument_group("settings")
-    s.add_argument(
-        "--method", default=DEFAULTS.method, metavar="NAME", help=f"{' | '.join(METHODS)} (default: {DEFAULTS.method})"
-    )
-    s.add_argument(
-        "--gen-length",
-        type=int,
-        default=DEFAULTS.gen_length,
-        metavar="N",
-        help="response positions (default: %(default)s)",
-    )
-    s.add_argument(
-        "--block-length",
-        type=int,
-        default=DEFAULTS.block_length,
-        metavar="N",
-        help="tokens of a block, or of the decode window (default: %(default)s)",
-    )
-    s.add_argument(
-        "--temperature",
-        type=float,
-        default=DEFAULTS.temperature,
-        metavar="T",
-        help="of the Gumbel noise (default: 0, argmax)",
-    )
-    s.add_argument(
-        "--seed", type=int, default=DEFAULTS.seed, metavar="N", help="prompt i draws from seed N + i (default: 0)"
-    )
-    s.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end the response before TEXT (repeatable)"
-    )
-    s.add_argument("--steps", type=int, metavar="N", help="llada: denoising steps (default: one a token)")
-    s.add_argument(
-        "--remasking", choices=get_args(Remasking), help="llada: what ranks predictions (default: low_confidence)"
-    )
-    s.add_argument("--cfg-scale", type=float, metavar="W", help="llada: classifier-free guidance (default: 0, off)")
-    s.add_argument("--logits-eos-inf", action="store_true", default=None, help="llada: never predict EOS")
-    s.add_argument(
-        "--confidence-eos-eot-inf", action="store_true", default=None, help="llada: commit EOS and end-of-turn last"
-    )
-    s.add_argument("--threshold", type=float, metavar="E", help="threshold: commit from this confidence (default: 0.9)")
-
+    add_settings(p)
     o = p.add_argument_group("output")
     o.add_argument("--stats", action="store_true", help="figures of the run, on standard error")
     o.add_argument("--json", action="store_true", help="one JSON object a prompt instead of text")
@@ -125,8 +83,7 @@ def _fail(message: str) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    options.stop = tuple(options.stop)
-    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    settings = settings_of(options)
     prompts = _prompts(options.prompt, options.prompt_file)
     if sys.stdout is None:
         raise ValueError("standard output is closed")

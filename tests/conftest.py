@@ -4,12 +4,13 @@ import os
 
 # Several test processes share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# The tests compile hundreds of small programs once each: timing candidates for every matmul, and on a CPU the compiler's
-# expensive passes, would take most of the run.
-FLAGS = ["--xla_gpu_autotune_level=0"]
-if not os.path.exists("/dev/nvidia0"):
-    FLAGS += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+# The tests compile hundreds of small programs once each: on a GPU the timing of candidates for every matmul, on a CPU
+# the compiler's expensive passes would take most of the run.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+    " --xla_gpu_autotune_level=0"
+    if os.path.exists("/dev/nvidia0")
+    else " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 import hypothesis
 import jax
