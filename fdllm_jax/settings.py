@@ -139,7 +139,8 @@ class Settings:
             raise ValueError(f"method={self.method!r} is unknown: expected one of {', '.join(METHODS)}")
         options = dict.fromkeys(name for options in METHODS.values() for name in options)
         faults = [
-            f"{name}={getattr(self, name)!r} is not an option of method {self.method!r}"
+            f"{name}={getattr(self, name)!r} is not an option of method {self.method!r}, only of "
+            + ", ".join(method for method, its in METHODS.items() if name in its)
             for name in options
             if name not in METHODS[self.method] and getattr(self, name) is not None
         ]
@@ -172,11 +173,10 @@ class Settings:
         return {name: self.value(name) for name in (*SHARED, *METHODS[self.method])}
 
     def program(self) -> dict[str, Any]:
-        """Those that the requests of one call must agree on."""
-        own = {name: value for name, value in self.used().items() if name not in PER_REQUEST}
-        return {"method": self.method, "block_length": self.block_length} | {
-            name: value for name, value in own.items() if name not in SHARED
-        }
+        """What the requests of one call must agree on: the compiled program depends on it."""
+        own = {name: value for name, value in self.used().items() if name not in (*SHARED, *PER_REQUEST)}
+        switches = {name: bool(self.value(name)) for name in ("cfg_scale", "factor") if name in self.used()}
+        return {"method": self.method, "block_length": self.block_length, **own, **switches}
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ QUESTIONS = [
     "Lena has 4 boxes with 6 pens in each. She gives away 5 pens. How many pens are left?",
     "A ticket costs $8.",
 ]
-SHORT = Settings(gen_length=40, block_length=8, steps=20)
+SHORT = Settings(method="llada", gen_length=40, block_length=8, steps=20)
 THRESHOLD = Settings(method="threshold", gen_length=40)
 
 
@@ -80,7 +80,7 @@ def test_one_seed_for_all_gives_every_prompt_its_own(llm: LLM) -> None:
 
 
 def test_generated_tokens_end_with_the_first_eos(llm: LLM) -> None:
-    result = llm.generate(QUESTIONS[0], Settings(gen_length=64))[0]
+    result = llm.generate(QUESTIONS[0], Settings(method="llada", gen_length=64))[0]
     assert result.stop_reason == "eos"
     assert result.token_ids[-1] in llm.tokenizer.eos_ids
     assert not set(result.token_ids[:-1]) & set(llm.tokenizer.eos_ids)
@@ -90,7 +90,9 @@ def test_generated_tokens_end_with_the_first_eos(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings(gen_length=64), replace(THRESHOLD, gen_length=64)], ids=["llada", "threshold"]
+    "settings",
+    [Settings(gen_length=64), Settings(method="llada", gen_length=64), replace(THRESHOLD, gen_length=64)],
+    ids=lambda settings: settings.method,
 )
 def test_stop_string_ends_the_text_and_the_work(llm: LLM, settings: Settings) -> None:
     full = llm.generate(QUESTIONS[1], settings)[0]

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from fdllm_jax import generate
+from fdllm_jax import Settings, generate
 from tests.reference.checkpoint import random_checkpoint
 
 QUESTION = "Tom has 12 apples. He buys 7 more. How many apples does Tom have?"
@@ -66,6 +67,22 @@ def test_every_setting_has_an_option(capsys: pytest.CaptureFixture[str]) -> None
         "remasking": "random", "cfg_scale": 0.5, "logits_eos_inf": True, "confidence_eos_eot_inf": True,
     }  # fmt: skip
 
+    arguments = [
+        QUESTION, "--method", "flash-dllm-onepass", "--threshold", "0.8", "--gamma", "0.7", "--mask-window", "20",
+        "--track-budget", "30", "--track-layers", "0", "3", "--acceptance", "agreement", "--order", "position",
+        "--isolation", "strict", "--no-bonus", "--max-deviation", "0.5", "--plain-threshold", "0.99", "--json",
+    ]  # fmt: skip
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    used = json.loads(out)["settings"]
+    assert {k: used[k] for k in used.keys() - {"gen_length", "block_length", "temperature", "seed", "stop"}} == {
+        "threshold": 0.8, "gamma": 0.7, "mask_window": 20, "track_budget": 30, "track_layers": [0, 3],
+        "acceptance": "agreement", "order": "position", "isolation": "strict", "bonus": False, "max_deviation": 0.5,
+        "plain_threshold": 0.99,
+    }  # fmt: skip
+    options = {action.dest for action in generate.parser()._actions}
+    assert {field.name for field in fields(Settings)} <= options
+
 
 BAD = {
     "no prompt": ([], "no prompt"),
@@ -73,9 +90,11 @@ BAD = {
     "blank prompt among others": (["a", "  "], "empty prompt: number 1 (from 0) is blank"),
     "stdin twice": (["-", "--prompt-file", "-"], "more than once"),
     "gen_length": (["a", "--gen-length", "0"], "gen_length=0: expected an integer of at least 1"),
-    "steps": (["a", "--steps", "-3"], "steps=-3: expected an integer of at least 1"),
-    "method": (["a", "--method", "magic"], "method='magic' is unknown: expected one of llada, threshold"),
-    "option of another method": (["a", "--threshold", "0.5"], "not an option of method 'llada'"),
+    "steps": (["a", "--method", "llada", "--steps", "-3"], "steps=-3: expected an integer of at least 1"),
+    "method": (["a", "--method", "magic"], "method='magic' is unknown: expected one of flash-dllm, "),
+    "option of another method": (["a", "--steps", "5"], "not an option of method 'flash-dllm', only of llada"),
+    "preset": (["a", "--preset", "magic"], "preset='magic' is unknown: expected one of gsm8k, "),
+    "contradiction": (["a", "--block-length", "20", "--verify-rows", "5"], "use at least 39"),
     "too long": (["a", "--gen-length", "4096"], "more than the model's context, 4096"),
     "missing model": (["a", "--model", "/no/such/place"], "/no/such/place"),
     "missing file": (["a", "--prompt-file", "/no/such/file"], "/no/such/file"),
@@ -116,7 +135,7 @@ def test_tokenizer_of_another_checkpoint_is_refused(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("option", ["--block-length", "--steps"])
 def test_more_than_there_is_to_decode_is_the_same_as_all_of_it(capsys: pytest.CaptureFixture[str], option: str) -> None:
-    few = ["--gen-length", "8", "--dtype", "float32"]
+    few = ["--method", "llada", "--gen-length", "8", "--dtype", "float32"]
     assert run(capsys, QUESTION, *few, option, "8") == run(capsys, QUESTION, *few, option, str(10**12))
 
 
@@ -144,7 +163,8 @@ def test_no_device_is_one_message() -> None:
 @pytest.mark.parametrize("delay", [0.2, 1.0, 5.0])
 def test_ctrl_c_ends_at_once(delay: float) -> None:
     """While it imports, while it loads and compiles, and in the middle of a long piped generation."""
-    command = [sys.executable, "-m", "fdllm_jax.generate", QUESTION, "--gen-length", "3000", "--logits-eos-inf"]
+    command = [sys.executable, "-m", "fdllm_jax.generate", QUESTION, "--method", "llada"]
+    command += ["--gen-length", "3000", "--logits-eos-inf"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
