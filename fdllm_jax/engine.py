@@ -222,6 +222,7 @@ class LLM:
         return list(settings)
 
     def _method(self, each: Sequence[Settings]) -> Method:
+        self._check_budgets(each)
         longest = max(s.gen_length for s in each)
         methods = [method_of(s, eos_ids=self.tokenizer.eos_ids, longest=longest) for s in each]
         other = next((i for i, method in enumerate(methods) if method != methods[0]), None)
@@ -232,6 +233,16 @@ class LLM:
                 f"the settings of prompts 0 and {other} differ in {', '.join(differ)}: one call has one of each"
             )
         return methods[0]
+
+    def _check_budgets(self, each: Sequence[Settings]) -> None:
+        """Refuse layers that the model does not have, and a budget above what a slot can hold."""
+        layers, capacity = self.config.n_layers, self.capacity or self.config.max_sequence_length
+        for settings in each:
+            tracked, budget = settings.track_layers or (), settings.track_budget or 0
+            if max(tracked, default=0) >= layers:
+                raise ValueError(f"track_layers={tracked}: the model has the layers 0 to {layers - 1}")
+            if budget > capacity:
+                raise ValueError(f"track_budget={budget} is more than a slot holds: use at most {capacity}")
 
     def _check_lengths(self, ids: Sequence[Sequence[int]], each: Sequence[Settings]) -> int:
         """The capacity to decode with; refuses what does not fit the model's context or a given capacity."""

@@ -1,0 +1,42 @@
+"""The compiled decode step works on the cache in place."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from fdllm_jax.decoding.loop import run
+from fdllm_jax.decoding.methods import method_of
+from fdllm_jax.model import LLaDA
+from fdllm_jax.settings import METHODS, Settings
+from tests.decode import empty, load
+from tests.reference.checkpoint import random_checkpoint
+
+SLOTS, CAPACITY, HEAD_DIM = 3, 96, 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> LLaDA:
+    """One KV head of four, so that no other array has the cache's shape."""
+    directory = tmp_path_factory.mktemp("checkpoint")
+    shape = {"vocab_size": 40, "d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 1, "mlp_hidden_size": 80}
+    return load(random_checkpoint(directory, seed=1, **shape), kernels=kernels)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_cache_is_never_copied(model: LLaDA, name: str) -> None:
+    settings = Settings(method=name, gen_length=48)
+    graphdef, parameters = nnx.split(model)
+    state = jax.eval_shape(lambda: empty(model, SLOTS, CAPACITY, settings))
+    lowered = run.lower(parameters, state, jnp.int32(0), graphdef=graphdef, method=method_of(settings, eos_ids=(38,)))
+    compiled = lowered.compile()
+    shape = re.escape(f"f32[{SLOTS * CAPACITY},1,{HEAD_DIM}]")
+    hlo = compiled.as_text()
+    assert re.search(shape, hlo)
+    assert re.findall(rf"= {shape}\S* copy(?:-start)?\(.*", hlo) == []
+    cache = 2 * 2 * SLOTS * CAPACITY * HEAD_DIM * 4
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes > cache
