@@ -160,6 +160,10 @@ def test_bad_requests_are_refused(llm: LLM) -> None:
         llm.generate(["a", "b"], [SHORT, THRESHOLD])
     with pytest.raises(ValueError, match="prompts 0 and 1 differ in block_length, cfg_scale"):
         llm.generate(["a", "b"], [SHORT, replace(SHORT, block_length=10, cfg_scale=1.0)])
+    with pytest.raises(ValueError, match=r"track_layers=\(1, 8\): the model has the layers 0 to 7"):
+        llm.generate("a", Settings(gen_length=8, track_layers=(1, 8)))
+    with pytest.raises(ValueError, match="track_budget=129 is more than a slot holds: use at most 128"):
+        llm.generate("a", Settings(gen_length=8, track_budget=129))
     if jax.default_backend() == "cpu":
         with pytest.raises(ValueError, match="kernels='pallas' needs an NVIDIA GPU, and JAX runs on cpu"):
             LLM(kernels="pallas")
