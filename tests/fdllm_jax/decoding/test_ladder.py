@@ -178,7 +178,7 @@ def test_a_small_budget_relies_on_the_cache(model: LLaDA) -> None:
     """The test above can fail."""
     settings = Settings(method="flash-cache", **SMALL)
     kept, forgotten = decoded(model, settings, 0), forgetting(model, settings, 0)
-    assert response(kept, 1)["tokens"] != response(forgotten, 1)["tokens"]
+    assert not np.array_equal(kept.tokens, forgotten.tokens)
 
 
 def test_one_step_a_block_is_the_same_with_every_cache_of_fast_dllm(model: LLaDA) -> None:
@@ -229,7 +229,7 @@ def test_flash_dllm_that_accepts_nothing_equals_flash_cache(model: LLaDA, isolat
         plain = decoded(model, Settings(method="flash-cache", **SMALL, **numbers), seed)
         assert_same(verified, plain)
         assert np.array_equal(verified.memory.tracked, plain.memory.tracked)
-        assert np.all(verified.forwards > plain.forwards)  # it did verify
+        assert int(verified.forwards.sum()) > int(plain.forwards.sum())  # it did verify
 
 
 # Rungs 5 and 6 on a single pass: who is influenced by whom
@@ -454,10 +454,18 @@ def test_strict_tokens_have_the_distribution_of_a_pass_with_the_earlier_drafts_a
     strategy, forward = method_of(settings, eos_ids=EOS_IDS), forward_of(model)
     graphdef, parameters = nnx.split(model)
     step = jax.jit(lambda parameters, state: strategy.step(nnx.merge(graphdef, parameters), state))
-    state, checked = start(model, settings, 0), 0
-    while bool(jnp.any(state.live)):
-        number = int(state.step.max())
-        seen.clear()
+    checked = 0
+    for seed in range(3):
+        state = start(model, settings, seed)
+        while bool(jnp.any(state.live)):
+            seen.clear()
+            state = jax.block_until_ready(step(parameters, state))
+            jax.effects_barrier()
+            checked += check_verified(model, forward, state, seen)
+    assert checked > 10
+
+
+XX
         state = jax.block_until_ready(step(parameters, state))
         jax.effects_barrier()
         verify = [(query, cache, hidden) for query, cache, hidden in seen if query.visibility is not None]

@@ -1,7 +1,6 @@
 """The compiled decode step works on the cache in place."""
 
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
