@@ -1,14 +1,16 @@
 """Scores of answers: the number after `####`, and functions run against their tests."""
 
 import json
-import re
 import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-_MARKED = re.compile(r"####\s*\$?\s*(-?\d[\d,]*(?:\.\d+)?|-?\.\d+)")
+from fdllm_jax.tasks import extract_answer
+
+__all__ = ["extract_answer", "pass_all", "passes"]
+
 _RUNNER = """
 import json, os, resource, sys
 job = json.load(sys.stdin)
@@ -27,17 +29,6 @@ exec(job["tests"], namespace)
 os.write(output, done.encode())
 os._exit(0)
 """
-
-
-def extract_answer(text: str) -> str | None:
-    """The number after the last `####`, without thousands separators or trailing `.0`; None where there is none."""
-    found = _MARKED.findall(text)
-    if not found:
-        return None
-    number = found[-1].replace(",", "")
-    if "." in number:
-        number = number.rstrip("0").rstrip(".")
-    return number if number not in ("", "-", "-0") else "0"
 
 
 def passes(code: str, tests: str, entry_point: str, timeout: float = 3.0, memory: int = 1 << 29) -> bool:

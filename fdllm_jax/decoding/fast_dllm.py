@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from fdllm_jax.decoding import commit, passes
-from fdllm_jax.decoding.state import DecodeState, first_eos
+from fdllm_jax.decoding.state import DecodeState, Rule, first_eos
 from fdllm_jax.model import LLaDA
 from fdllm_jax.pytree import pytree
 
@@ -59,7 +59,7 @@ class FastDLLM:
             rule = commit.threshold(confidence, eligible, state.request.threshold)
         state = commit.write(state, window, token, confidence, rule)
 
-        done = state.live & ~jnp.any(eligible & (rule == commit.Rule.NONE), axis=-1)
+        done = state.live & ~jnp.any(eligible & (rule == Rule.NONE), axis=-1)
         ended = (first_eos(state, self.eos_ids) < capacity) | (end >= state.length)
         return replace(
             state,

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fdllm_jax.decoding import commit, passes, track
-from fdllm_jax.decoding.state import DecodeState, Rule, open_before
-from fdllm_jax.decoding.threshold import finish
+from fdllm_jax.decoding.state import DecodeState, Rule, finish, open_before
 from fdllm_jax.decoding.track import Budgets
 from fdllm_jax.decoding.verify import (
     CONTEXT,
@@ -57,6 +57,11 @@ class FlashDLLM:
     verify_rows: int
     skip_verify: bool
     eos_ids: tuple[int, ...]
+
+    @property
+    def views(self) -> int:
+        """Rows of a candidate in a verify pass."""
+        return 3 if self.verification is not None and self.verification.isolation == "strict" else 2
 
     def memory(self, slots: int) -> Memory:
         """At the start: nothing tracked, nothing verified, and verify is worth its cost."""
@@ -109,23 +114,34 @@ class FlashDLLM:
         decoded_before: Bool[Array, "slots capacity"],
         score: Float[Array, "slots capacity"],
     ) -> DecodeState:
-        """A pass over context and views that writes nothing, and what it accepts."""
-        how, memory, capacity = self.verification, state.memory, state.tokens.shape[1]
-        assert how is not None
-        views = 2 if how.isolation == "paper" else 3
+        """Verify the candidates that fit, unless no slot has any."""
+        memory = state.memory
         committed = track.decoded(state) & ~decoded_before
-        most = jnp.maximum(0, (self.verify_rows - jnp.sum(committed, axis=1, dtype=jnp.int32)) // views)
+        most = jnp.maximum(0, (self.verify_rows - jnp.sum(committed, axis=1, dtype=jnp.int32)) // self.views)
         count = jnp.where(state.live, jnp.minimum(candidates.count, most), 0)
         skipped = jnp.zeros_like(state.live)
         if self.skip_verify:
             skipped = (count > 0) & (memory.rate * count.astype(jnp.float32) < 1.0)
+            rate = jnp.where(skipped, jnp.minimum(1.0, RATE_REGAINED * memory.rate), memory.rate)
+            state = replace(state, memory=replace(memory, rate=rate))
         candidates = candidates._replace(count=jnp.where(skipped, 0, count))
-
-        of_draft = track.at(memory.tracked, capacity)
+        of_draft = track.at(memory.tracked, state.tokens.shape[1])
         context = track.best(jnp.where(committed, jnp.inf, score), committed | of_draft, self.verify_rows)
+
+        def verify(state: DecodeState) -> DecodeState:
+            return self._verify_pass(model, state, candidates, context)
+
+        return jax.lax.cond(jnp.any(candidates.count > 0), verify, lambda state: state, state)
+
+    def _verify_pass(
+        self, model: LLaDA, state: DecodeState, candidates: Candidates, context: Int[Array, "slots verify_rows"]
+    ) -> DecodeState:
+        """A pass over context and views that writes nothing, and what it accepts."""
+        how, memory, capacity = self.verification, state.memory, state.tokens.shape[1]
+        assert how is not None
         contexts = jnp.sum(context < capacity, axis=1, dtype=jnp.int32)
-        contexts = jnp.minimum(contexts, self.verify_rows - views * candidates.count)
-        rows = jnp.where(candidates.count > 0, contexts + views * candidates.count, 0)
+        contexts = jnp.minimum(contexts, self.verify_rows - self.views * candidates.count)
+        rows = jnp.where(candidates.count > 0, contexts + self.views * candidates.count, 0)
 
         # Rows of a slot: its context, then every candidate's draft view, mask view and, if strict, plain view.
         row = jnp.arange(self.verify_rows)[None]
@@ -155,7 +171,6 @@ class FlashDLLM:
         verified = jnp.sum(accepted.rule == Rule.VERIFIED, axis=1, dtype=jnp.int32)
         share = verified / jnp.maximum(candidates.count, 1)
         rate = jnp.where(rows > 0, RATE_KEPT * memory.rate + (1 - RATE_KEPT) * share, memory.rate)
-        rate = jnp.where(skipped, jnp.minimum(1.0, RATE_REGAINED * memory.rate), rate)
         state = write(state, candidates, accepted)
         return replace(state, memory=replace(memory, product=accepted.product, rate=rate))
 

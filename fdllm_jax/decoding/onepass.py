@@ -207,7 +207,7 @@ class OnePass:
         if not strict:
             rank_of_place = of_place[:, : self.predicted]
             plain_row = jnp.where(rank_of_place < count, others + rank_of_place, plain_row)
-        seen, state = passes.some(model, state, query, jnp.concatenate([mask_row, plain_row], axis=1))
+        seen, state = passes.some_if_any(model, state, query, jnp.concatenate([mask_row, plain_row], axis=1))
 
         of_prefill = jnp.pad(prefill.hidden, ((0, 0), (width, self.predicted - width), (0, 0)))
         assert prefill.scores is not None and seen.scores is not None

@@ -79,33 +79,33 @@ def whole(
 
 
 def some(
-    model: LLaDA,
-    state: DecodeState,
-    query: Query,
-    wanted: Int[Array, "slots wanted"],
+    model: LLaDA, state: DecodeState, query: Query, wanted: Int[Array, "slots wanted"]
 ) -> tuple[Seen, DecodeState]:
-    """Compute a query of a fixed number of rows a slot (`partial_query`); nothing runs if no slot has rows.
-
-    wanted: rows within each slot's.
-    """
+    """Compute a query of a fixed number of rows a slot (`partial_query`). wanted: rows within each slot's."""
     slots, capacity = state.tokens.shape
     has_rows = query.block_table[:, 3] > 0
-    tracked = query.score_rows is not None
+    output = model(query, state.cache)
+    row = jnp.arange(slots)[:, None] * query.block_rows + jnp.clip(wanted, 0, query.block_rows - 1)
+    scores = None
+    if output.scores is not None:
+        scores = jnp.where(has_rows[:, None], output.scores.reshape(slots, capacity), 0.0)
+    forwards = state.forwards + has_rows.astype(jnp.int32)
+    return Seen(output.hidden[row], scores), replace(state, cache=output.cache, forwards=forwards)
 
-    def run(state: DecodeState) -> tuple[Seen, DecodeState]:
-        output = model(query, state.cache)
-        row = jnp.arange(slots)[:, None] * query.block_rows + jnp.clip(wanted, 0, query.block_rows - 1)
-        scores = output.scores.reshape(slots, capacity) if tracked and output.scores is not None else None
-        if scores is not None:
-            scores = jnp.where(has_rows[:, None], scores, 0.0)
-        forwards = state.forwards + has_rows.astype(jnp.int32)
-        return Seen(output.hidden[row], scores), replace(state, cache=output.cache, forwards=forwards)
+
+def some_if_any(
+    model: LLaDA, state: DecodeState, query: Query, wanted: Int[Array, "slots wanted"]
+) -> tuple[Seen, DecodeState]:
+    """The same, but nothing runs if no slot has rows."""
+    slots, capacity = state.tokens.shape
 
     def skip(state: DecodeState) -> tuple[Seen, DecodeState]:
         hidden = jnp.zeros((*wanted.shape, model.config.d_model), model.embedding[...].dtype)
-        return Seen(hidden, jnp.zeros((slots, capacity), jnp.float32) if tracked else None), state
+        scores = None if query.score_rows is None else jnp.zeros((slots, capacity), jnp.float32)
+        return Seen(hidden, scores), state
 
-    return jax.lax.cond(jnp.any(has_rows), run, skip, state)
+    any_rows = jnp.any(query.block_table[:, 3] > 0)
+    return jax.lax.cond(any_rows, lambda state: some(model, state, query, wanted), skip, state)
 
 
 def whole_or_some(
@@ -137,7 +137,7 @@ def whole_or_some(
         track_layers=None if tracking is None else tracking.layers,
     )
     row = jnp.argmax(position[:, None] == wanted[:, :, None], axis=-1)
-    part, state = some(model, state, query, row)
+    part, state = some_if_any(model, state, query, row)
     hidden = jnp.where(partly[:, None, None], part.hidden, full.hidden)
     if full.scores is None or part.scores is None:
         return Seen(hidden, None), state

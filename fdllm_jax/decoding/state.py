@@ -176,6 +176,12 @@ def admit(
     )
 
 
+def finish(state: DecodeState) -> DecodeState:
+    """After a step: a slot with nothing open before its end is done."""
+    is_open = state.masked & (jnp.arange(state.tokens.shape[1])[None] < state.end[:, None])
+    return replace(state, step=state.step + state.live.astype(jnp.int32), live=state.live & jnp.any(is_open, axis=-1))
+
+
 def open_before(state: DecodeState, end: Int[Array, "slots"], count: int) -> Int[Array, "slots count"]:
     """The first `count` masked positions before `end`, left to right, then the capacity."""
     capacity = state.tokens.shape[1]

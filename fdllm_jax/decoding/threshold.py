@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 
 from fdllm_jax.decoding import commit, passes
-from fdllm_jax.decoding.state import DecodeState, open_before
+from fdllm_jax.decoding.state import DecodeState, Rule, finish, open_before
 from fdllm_jax.model import LLaDA
 
 
@@ -33,11 +33,5 @@ class ThresholdSampler:
         eligible = state.live[:, None] & (position < capacity)
         rule = commit.threshold(confidence, eligible, state.request.threshold)
         state = commit.write(state, position, token, confidence, rule)
-        end = commit.end_at_eos(state.end, position, token, rule != commit.Rule.NONE, self.eos_ids)
+        end = commit.end_at_eos(state.end, position, token, rule != Rule.NONE, self.eos_ids)
         return finish(replace(state, end=end))
-
-
-def finish(state: DecodeState) -> DecodeState:
-    """After a step: a slot with nothing open before its end is done."""
-    is_open = state.masked & (jnp.arange(state.tokens.shape[1])[None] < state.end[:, None])
-    return replace(state, step=state.step + state.live.astype(jnp.int32), live=state.live & jnp.any(is_open, axis=-1))

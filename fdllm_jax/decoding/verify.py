@@ -104,46 +104,45 @@ def accept(
 
     mask_views: in the candidates' order; its given tokens are the drafts. A candidate behind a new end is passed over.
     """
-    request = state.request
-    least = 1 - request.max_deviation
-    sure = jnp.maximum(request.threshold, request.gamma)
-
-    def one(carry: tuple, candidate: tuple) -> tuple[tuple, tuple]:
-        going, so_far, product, end = carry
-        position, draft, real, own, own_probability, probability = candidate
-        considered = going & real & (position < end)
-        if how.acceptance == "agreement":
-            passes = (own == draft) & (probability >= request.gamma)
-        elif how.acceptance == "cumulative":
-            passes = so_far * probability >= request.gamma
-        else:
-            passes = jnp.zeros_like(going)
-        accepted = considered & passes & (product * probability >= least)
-        failed = considered & ~accepted
-        bonus = jnp.zeros_like(going)
-        if how.bonus:
-            bonus = failed & (own != draft) & (own_probability >= sure) & (product * own_probability >= least)
-        token = jnp.where(accepted, draft, own)
-        confidence = jnp.where(accepted, probability, own_probability)
-        committed = accepted | bonus
-        product = jnp.where(committed, product * confidence, product)
-        so_far = jnp.where(accepted, so_far * probability, so_far)
-        end = jnp.where(committed & any_of(token, eos_ids), jnp.minimum(end, position + 1), end)
-        rule = jnp.where(accepted, Rule.VERIFIED, jnp.where(bonus, Rule.BONUS, Rule.NONE))
-        return (going & ~failed, so_far, product, end), (rule, token, confidence)
-
-    start = (state.live, jnp.ones_like(product), product, state.end)
-    rows = (
-        candidates.position,
-        candidates.draft,
-        candidates.real,
-        mask_views.token,
-        mask_views.confidence,
-        mask_views.given_probability,
+    request, real = state.request, candidates.real
+    draft, position, probability = candidates.draft, candidates.position, mask_views.given_probability
+    own, own_probability = mask_views.token, mask_views.confidence
+    assert probability is not None
+    # What follows holds up to the first failure, before which every candidate that is not passed over is accepted.
+    behind_eos = jnp.where(real & any_of(draft, eos_ids), position + 1, state.tokens.shape[1])
+    end = jnp.minimum(state.end[:, None], _before(jax.lax.cummin(behind_eos, axis=1), state.tokens.shape[1]))
+    considered = real & (position < end)
+    so_far = jnp.cumprod(jnp.where(considered, probability, 1.0), axis=1)  # this candidate's included
+    if how.acceptance == "agreement":
+        passes = (own == draft) & (probability >= request.gamma[:, None])
+    elif how.acceptance == "cumulative":
+        passes = so_far >= request.gamma[:, None]
+    else:
+        passes = jnp.zeros_like(real)
+    least = 1 - request.max_deviation[:, None]
+    passes &= product[:, None] * so_far >= least
+    failures = jnp.cumsum(considered & ~passes, axis=1, dtype=jnp.int32)
+    accepted = considered & (failures == 0)
+    bonus = jnp.zeros_like(real)
+    if how.bonus:
+        sure = jnp.maximum(request.threshold, request.gamma)[:, None]
+        before = product[:, None] * _before(so_far, 1.0)
+        first_failure = considered & ~passes & (failures == 1)
+        bonus = first_failure & (own != draft) & (own_probability >= sure) & (before * own_probability >= least)
+    committed = accepted | bonus
+    token, confidence = jnp.where(accepted, draft, own), jnp.where(accepted, probability, own_probability)
+    return Accepted(
+        jnp.where(accepted, Rule.VERIFIED, jnp.where(bonus, Rule.BONUS, Rule.NONE)),
+        token,
+        confidence,
+        commit.end_at_eos(state.end, position, token, committed, eos_ids),
+        product * jnp.prod(jnp.where(committed, confidence, 1.0), axis=1),
     )
-    (_, _, product, end), found = jax.lax.scan(one, start, jax.tree.map(jnp.transpose, rows))
-    rule, token, confidence = jax.tree.map(jnp.transpose, found)
-    return Accepted(rule, token, confidence, end, product)
+
+
+def _before(running: Array, first: int | float) -> Array:
+    """A running value [slots, window] as it was before each candidate."""
+    return jnp.pad(running[:, :-1], ((0, 0), (1, 0)), constant_values=first)
 
 
 def write(state: DecodeState, candidates: Candidates, accepted: Accepted) -> DecodeState:

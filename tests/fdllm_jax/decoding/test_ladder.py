@@ -409,8 +409,22 @@ def test_what_one_layer_accepts_is_sequential_decoding(
     directory = checkpoint(1)
     shallow, reference = load(directory, kernels=kernels), ReferenceLLaDA.from_directory(directory)
     settings = Settings(method=method, isolation=isolation, order=order, bonus=True, **VERIFYING)
-    states = [decoded(shallow, settings, seed) for seed in range(4)]
+    eos_ids = EOS_IDS if order == "position" else ()
+    states = [decoded(shallow, settings, seed, eos_ids) for seed in range(4)]
     assert sum(replay(reference, state, slot, settings) for state in states for slot in range(SLOTS)) > 20
+
+
+@pytest.mark.xfail(strict=True, reason="a draft behind a new end is passed over, but later mask views still see it")
+@pytest.mark.parametrize("method", ["flash-dllm", "flash-dllm-onepass"])
+def test_what_one_layer_accepts_after_an_eos_is_sequential_decoding(
+    checkpoint: Callable[[int], Path], kernels: str, method: str
+) -> None:
+    """As above, by confidence, where a candidate right of an accepted EOS comes before one left of it."""
+    directory = checkpoint(1)
+    shallow, reference = load(directory, kernels=kernels), ReferenceLLaDA.from_directory(directory)
+    state = decoded(shallow, Settings(method=method, bonus=True, **VERIFYING), 3, eos_ids=tuple(range(0, MASK, 3)))
+    for slot in range(SLOTS):
+        replay(reference, state, slot, Settings(method=method, bonus=True, **VERIFYING))
 
 
 # Rung 6 end to end
@@ -446,36 +460,32 @@ def without_later_drafts(query: Query, slot: int, row: int) -> tuple[Query, int]
     return alone, slot * rows + int(np.flatnonzero(kept == row)[0])
 
 
+def accepted_in(state: DecodeState, step: int) -> np.ndarray:
+    """[accepted, 2]: slots and positions."""
+    return np.argwhere((np.asarray(state.trace.step) == step) & (np.asarray(state.trace.rule) == Rule.VERIFIED))
+
+
 @pytest.mark.parametrize("method", ["flash-dllm", "flash-dllm-onepass"])
 def test_strict_tokens_have_the_distribution_of_a_pass_with_the_earlier_drafts_alone(
     model: LLaDA, seen: list[tuple[Query, KVCache, np.ndarray]], method: str
 ) -> None:
     settings = Settings(method=method, isolation="strict", **VERIFYING)
-    strategy, forward = method_of(settings, eos_ids=EOS_IDS), forward_of(model)
+    strategy, forward = method_of(settings, eos_ids=()), forward_of(model)
     graphdef, parameters = nnx.split(model)
     step = jax.jit(lambda parameters, state: strategy.step(nnx.merge(graphdef, parameters), state))
-    checked = 0
-    for seed in range(3):
-        state = start(model, settings, seed)
-        while bool(jnp.any(state.live)):
-            seen.clear()
-            state = jax.block_until_ready(step(parameters, state))
-            jax.effects_barrier()
-            checked += check_verified(model, forward, state, seen)
-    assert checked > 10
-
-
-XX
+    state, checked = start(model, settings, 0), 0
+    while bool(jnp.any(state.live)):
+        number = int(state.step.max())
+        seen.clear()
         state = jax.block_until_ready(step(parameters, state))
         jax.effects_barrier()
-        verify = [(query, cache, hidden) for query, cache, hidden in seen if query.visibility is not None]
-        new = (np.asarray(state.trace.step) == number) & (np.asarray(state.trace.rule) == Rule.VERIFIED)
-        for slot, position in np.argwhere(new):
+        verify = [one for one in seen if one[0].visibility is not None]
+        for slot, position in accepted_in(state, number).tolist():
             ((query, cache, hidden),) = verify
-            is_view = (np.asarray(query.position) == position) & (np.asarray(query.slot) == slot)
             assert query.visibility is not None
-            (row,) = np.flatnonzero(is_view & np.asarray(query.visibility.sees_self))
-            alone, alone_row = without_later_drafts(query, int(slot), int(row))
+            own = (np.asarray(query.position) == position) & (np.asarray(query.slot) == slot)
+            (row,) = np.flatnonzero(own & np.asarray(query.visibility.sees_self)).tolist()
+            alone, alone_row = without_later_drafts(query, slot, row)
             expected = jax.nn.softmax(model.logits(forward.hidden(alone, cache)[0][alone_row]))
             found = jax.nn.softmax(model.logits(jnp.asarray(hidden[row])))
             assert float(jnp.max(jnp.abs(found - expected)) / jnp.max(expected)) < 1e-5
@@ -483,7 +493,7 @@ XX
             assert int(jnp.argmax(expected)) == token
             np.testing.assert_allclose(state.trace.confidence[slot, position], expected[token], rtol=1e-5)
             checked += 1
-    assert checked > 5
+    assert checked >= 10
 
 
 # Rung 7: batches and refills
@@ -572,7 +582,7 @@ def test_several_packed_passes_leave_what_one_does(
     ids=lambda settings: settings.method,
 )  # fmt: skip
 def test_kernels_give_the_tokens_of_xla(checkpoint: Callable[[int], Path], settings: Settings, which: str) -> None:
-    directory, found = checkpoint(2), {}
+    directory, found = checkpoint(1), {}
     for kernels in ("xla", which):
         model = load(directory, kernels=kernels)
         state = empty(model, 2, 16, settings)

@@ -1,0 +1,86 @@
+"""The picture of a comparison: quality against speed, a line a method, a panel a batch."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fdllm_jax.comparison import Measurement
+
+LABELS = {"accuracy": "accuracy (%)", "agreement": "tokens equal to the uncached decoding (%)"}
+MARKERS = "osD^vP*X"
+
+
+def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -> bool:
+    """Write a PNG whole or not at all; False, and no file, where no measurement has a quality.
+
+    Bars are the 95 % interval of the quality and the range of the repeats' speeds. Raises ImportError where there is no
+    matplotlib.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    shown = [m for m in measurements if m.quality is not None]
+    if not shown:
+        return False
+    quality = shown[0].quality or ""
+    batches = list(dict.fromkeys(m.batch for m in shown))
+    names = list(dict.fromkeys(m.variant.name for m in shown))
+    figure = Figure(figsize=(max(6.5, 4.2 * len(batches)), 4.8), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
+    speeds = [speed for m in shown for speed in m.speeds]
+    logarithmic = max(speeds) > 4 * min(speeds)
+    for panel, batch in zip(panels, batches, strict=True):
+        for i, name in enumerate(names):
+            points = [m for m in shown if (m.batch, m.variant.name) == (batch, name)]
+            if not points:
+                continue
+            rows = [m.rows() for m in points]
+            x, y = ([row[metric] for row in rows] for metric in ("tokens_per_second", quality))
+            panel.errorbar(
+                [p["median"] for p in x],
+                [100 * p["median"] for p in y],
+                xerr=[[p["median"] - p["low"] for p in x], [p["high"] - p["median"] for p in x]],
+                yerr=[[100 * (p["median"] - p["low"]) for p in y], [100 * (p["high"] - p["median"]) for p in y]],
+                label=name,
+                color=f"C{i % 10}",
+                marker=MARKERS[i % len(MARKERS)],
+                markersize=6,
+                linewidth=1.6,
+                elinewidth=0.8,
+                capsize=2,
+            )
+            for m, at_x, at_y in zip(points, x, y, strict=True):
+                if m.variant.swept is not None:
+                    panel.annotate(
+                        f"{m.variant.swept[1]:g}",
+                        (at_x["median"], 100 * at_y["median"]),
+                        xytext=(4, 5),
+                        textcoords="offset points",
+                        fontsize=7,
+                        color=f"C{i % 10}",
+                    )
+        panel.set_title(f"batch {batch}", fontsize=10)
+        panel.set_xlabel("tokens per second, prefill included")
+        if logarithmic:
+            panel.set_xscale("log")
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.grid(True, color="0.9")
+        panel.set_axisbelow(True)
+    panels[0].set_ylabel(LABELS[quality])
+    handles, labels = [], []
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles.append(handle)
+                labels.append(label)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+
+    partial = file.with_suffix(".partial")
+    figure.savefig(partial, format="png")
+    os.replace(partial, file)
+    return True
