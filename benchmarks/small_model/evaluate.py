@@ -5,6 +5,8 @@ Word problems count as right when the number after `####` is the gold one; funct
 
 import argparse
 import json
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "flash-dllm": {"method": "flash-dllm"},
     **{f"flash-dllm-onepass {name}": PRESETS[name] for name in ("quality", "balanced", "fast")},
 }
+BASELINES = ("llada", "flash-cache")  # what the others' accuracy is compared with, item by item
 
 
 def main() -> None:
@@ -47,10 +50,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
     for task, count in tasks.items():
+        judged: dict[str, list[bool]] = {}
         for method in options.methods if count else ():
             settings = Settings(gen_length=options.gen_length, block_length=options.block_length, **METHODS[method])
             results, right, prompts = evaluate(llm, task, count, settings)
             case = {"task": task, **settings.used(), "method": method}
+            first = len(rows)
             tokens, steps, forwards = (
                 sum(count) for count in zip(*((len(r.token_ids), r.steps, r.forwards) for r in results), strict=True)
             )
@@ -61,17 +66,32 @@ def main() -> None:
                 report.row(case, "tokens", "tokens", tokens / count),
                 report.proportion(case, "ended_by_eos", sum(r.stop_reason == "eos" for r in results), count),
             ]
+            judged[method] = right
+            rows += [
+                paired(case, judged[other], right, other) for other in BASELINES if other in judged and other != method
+            ]
             samples += [
                 {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
                 for prompt, result, ok in zip(prompts, results, right, strict=True)
             ]
-            for row in rows[-5:]:
+            for row in rows[first:]:
                 print(f"{task:>14} {method:>27} {row['metric']:>16}: {row['median']:.4f}", flush=True)
     settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
     report.write(options.output, settings=settings_of_run, rows=rows)
     if options.samples:
         lines = (json.dumps(sample, ensure_ascii=False) for sample in samples)
         options.samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def paired(case: Mapping[str, Any], before: Sequence[bool], after: Sequence[bool], baseline: str) -> dict[str, Any]:
+    """The difference in accuracy to a baseline on the same items, with its 95 % interval."""
+    differences = [int(a) - int(b) for a, b in zip(after, before, strict=True)]
+    mean = statistics.fmean(differences)
+    half = 1.959964 * statistics.pstdev(differences) / math.sqrt(len(differences))
+    return report.row(
+        case, "accuracy_difference", "fraction", mean, low=mean - half, high=mean + half, repeats=len(differences),
+        baseline={"name": baseline},
+    )  # fmt: skip
 
 
 def evaluate(llm: LLM, task: str, count: int, settings: Settings) -> tuple[list[Result], list[bool], Sequence[str]]:
