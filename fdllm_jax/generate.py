@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,7 @@ def _stats(llm: "LLM", results: "Sequence[Result]", *, load: float, generate: fl
 
     tokens = sum(len(r.token_ids) for r in results)
     steps = sum(r.steps for r in results)
+    rules = Counter(rule for r in results for rule in r.rule_of)
     device = jax.devices()[0]
     memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
     lines = {
@@ -122,6 +124,7 @@ def _stats(llm: "LLM", results: "Sequence[Result]", *, load: float, generate: fl
         "generate": f"{generate:.2f} s for {len(results)} prompt{'s' * (len(results) > 1)}",
         "tokens": f"{tokens} in {steps} steps and {sum(r.forwards for r in results)} forwards, "
         f"{tokens / steps:.2f} tokens per step",
+        "by rule": ", ".join(f"{count} {rule}" for rule, count in rules.most_common()),
         "speed": f"{tokens / generate:.1f} tokens per second, prefill included, compilation not",
         **({"memory": f"{memory / 1e9:.2f} GB at the peak"} if memory else {}),
     }

@@ -49,7 +49,7 @@ def test_json_has_one_object_a_prompt(capsys: pytest.CaptureFixture[str], tmp_pa
         assert record["tokens_per_step"] == record["tokens"] / record["steps"]
         assert record["settings"]["threshold"] == 0.9
     assert [r["settings"]["seed"] for r in records] == [0, 1]
-    assert "tokens per second" in err and "compile" in err
+    assert "tokens per second" in err and "compile" in err and re.search(r"by rule: \d+ threshold", err)
     page = trace.read_text(encoding="utf-8")
     assert "<html" in page and "What is 3 + 4?" in page
 
