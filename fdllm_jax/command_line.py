@@ -54,8 +54,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def run(program: str, command: Callable[[], None]) -> int:
     """Run a command; the exit code: 0, or 2 for a user's error, which is one line on standard error."""
     try:
-        if sys.stdout is None:
-            raise ValueError("standard output is closed")
+        _check_output()
         command()
         return 0
     except BrokenPipeError:  # the reader has what it wanted
@@ -71,6 +70,11 @@ def run(program: str, command: Callable[[], None]) -> int:
         message = "out of memory: give fewer prompts at once, shorter ones, or a smaller --gen-length"
     print(f"{program}: {message}", file=sys.stderr)
     return 2
+
+
+def _check_output() -> None:
+    if sys.stdout is None:
+        raise ValueError("standard output is closed")
 
 
 def out_of_memory(error: RuntimeError) -> bool:

@@ -1,6 +1,7 @@
 """Command line: `python -m fdllm_jax.compare --output DIR`: several methods on the same prompts, with one engine."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -95,8 +96,10 @@ def _compare(options: argparse.Namespace) -> None:
     prompts, golds = _prompts(options)
     batches = sorted(set(options.batch))
     options.output.mkdir(parents=True, exist_ok=True)
+    if not os.access(options.output, os.W_OK):
+        raise ValueError(f"--output {options.output}: the folder is not writable")
     if len(prompts) < batches[-1]:
-        notes.append(f"{len(prompts)} prompts, repeated to fill a batch of {batches[-1]}; each is scored once")
+        notes.append(f"fewer prompts ({len(prompts)}) than a batch of {batches[-1]}: repeated to fill it, scored once")
     for note in notes:
         _say(note)
 
@@ -151,13 +154,11 @@ def _prompts(options: argparse.Namespace) -> tuple[list[str], list[str] | None]:
         return prompts[: options.limit], None
     problems: Sequence[tasks.Task] = tasks.EXAMPLES
     if options.tasks is not None:
+        lines = command_line.read_text("--tasks", options.tasks)
         try:
-            problems = tasks.parse_tasks(command_line.read_text("--tasks", options.tasks))
+            problems = tasks.parse_tasks(lines)
         except ValueError as error:
-            message = str(error)
-            raise ValueError(
-                message if message.startswith("--tasks") else f"--tasks {options.tasks}: {message}"
-            ) from error
+            raise ValueError(f"--tasks {options.tasks}: {error}") from error
     problems = problems[: options.limit]
     return [task.question for task in problems], [task.gold for task in problems]
 
@@ -274,17 +275,15 @@ def _print_table(measurements: Sequence[Measurement], *, several: bool) -> None:
     columns = {metric: text for metric, text in columns.items() if any(metric in rows for rows in figures)}
     terminal = sys.stdout.isatty()
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
-    table.add_column("method")
-    for heading in ("batch", *(metric.replace("_per_", "/").replace("_", " ") for metric in columns)):
-        table.add_column(heading.replace("/second", "/s"), justify="right")
+    table.add_column("method", overflow="fold")
+    for heading in ("batch", *(metric.replace("_per_", "\n/" if terminal else "/") for metric in columns)):
+        table.add_column(heading.replace("/second", "/s").replace("_", " "), justify="right")
     for m, rows in zip(measurements, figures, strict=True):
         cells: list[Any] = [text(rows[metric]) if metric in rows else "-" for metric, text in columns.items()]
         table.add_row(m.variant.label, str(m.batch), *cells)
     Console(width=None if terminal else 200, highlight=False).print(table)
     if "peak_memory" in columns and several:
-        print(
-            "Peak memory is the process's: shown where a run raised it; compare one method at a time for each its own."
-        )
+        print("Peak memory is the whole process's: shown where a run raised it. To see a method's own, run it alone.")
 
 
 def _say(note: str) -> None:

@@ -13,9 +13,8 @@ from fdllm_jax.settings import METHODS, PRESETS, SHARED, Settings
 
 SWEPT = ("threshold", "gamma", "track_budget")
 SIGNIFICANCE = 0.05
-FEWEST = math.ceil(
-    -math.log2(SIGNIFICANCE)
-)  # prompts that must differ, all one way, for a difference to be significant
+FEWEST = math.ceil(-math.log2(SIGNIFICANCE))  # prompts that must differ, all one way, to be a significant difference
+ENOUGH = 100  # prompts with which an accuracy is known to about ten points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class Variant:
 
     name: str
     settings: Settings
-    swept: tuple[str, float] | None = None
+    swept: tuple[str, int | float] | None = None
 
     @property
     def label(self) -> str:
@@ -119,7 +118,7 @@ def variants(
     methods: Iterable[str],
     presets: Iterable[str],
     options: argparse.Namespace,
-    sweep: tuple[str, Sequence[float]] | None = None,
+    sweep: tuple[str, Sequence[int | float]] | None = None,
 ) -> tuple[list[Variant], list[str]]:
     """What to compare, and notes on what was left out of it.
 
@@ -163,7 +162,7 @@ def variants(
     return chosen, notes
 
 
-def sweep_of(words: Sequence[str] | None) -> tuple[str, list[float]] | None:
+def sweep_of(words: Sequence[str] | None) -> tuple[str, list[int | float]] | None:
     """The option and the values of `--sweep NAME VALUE ...`. Raises ValueError for another option, or a value amiss."""
     if words is None:
         return None
@@ -234,19 +233,24 @@ def advice(measurements: Sequence[Measurement]) -> str:
     found = {batch: choice for batch, choice in choices.items() if choice is not None}
     if not found:
         return "No advice: there are neither gold answers nor uncached decodings to judge the methods by."
-    parts = []
-    for batch, choice in found.items():
-        quality = choice.rows()[choice.quality or ""]["median"]
-        parts.append(
-            f"{choice.variant.label} at batch {batch} ({choice.speed:.1f} tokens/s, {quality:.1%} {choice.quality})"
-        )
     one = next(iter(found.values()))
     quality, prompts = one.quality, len(one.scores)
+    if prompts < FEWEST:
+        return (
+            f"No advice: {prompts} prompt{'s' * (prompts > 1)} cannot tell the methods apart; {FEWEST} are the least, "
+            f"{ENOUGH} or more are better (--tasks)."
+        )
+    parts = []
+    for batch, choice in found.items():
+        share = choice.rows()[choice.quality or ""]["median"]
+        parts.append(
+            f"{choice.variant.label} at batch {batch} ({choice.speed:.1f} tokens/s, {share:.1%} {choice.quality})"
+        )
     what = "accuracy" if quality == "accuracy" else "agreement with the uncached decoding"
     return (
         f"Use {_listed(parts)}: the fastest whose {what} is not significantly below the best, by a paired sign test at "
-        f"{SIGNIFICANCE:.0%} over {prompts} prompt{'s' * (prompts > 1)}, which sees no difference of fewer than "
-        f"{FEWEST} prompts."
+        f"{SIGNIFICANCE:.0%} over {prompts} prompts, which sees no difference of fewer than "
+        f"{FEWEST} prompts.{' More prompts (--tasks) would tell more.' * (prompts < ENOUGH)}"
     )
 
 

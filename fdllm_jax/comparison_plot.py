@@ -18,6 +18,7 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patheffects import withStroke
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     shown = [m for m in measurements if m.quality is not None]
@@ -48,24 +49,27 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
                 marker=MARKERS[i % len(MARKERS)],
                 markersize=6,
                 linewidth=1.6,
+                ecolor=(f"C{i % 10}", 0.5),
                 elinewidth=0.8,
                 capsize=2,
             )
-            for m, at_x, at_y in zip(points, x, y, strict=True):
+            for n, (m, at_x, at_y) in enumerate(zip(points, x, y, strict=True)):
                 if m.variant.swept is not None:
                     panel.annotate(
                         f"{m.variant.swept[1]:g}",
                         (at_x["median"], 100 * at_y["median"]),
-                        xytext=(4, 5),
+                        xytext=(5, -11 if n % 2 else 5),
                         textcoords="offset points",
                         fontsize=7,
+                        zorder=10,
+                        path_effects=[withStroke(linewidth=2, foreground="white")],
                         color=f"C{i % 10}",
                     )
         panel.set_title(f"batch {batch}", fontsize=10)
         panel.set_xlabel("tokens per second, prefill included")
         if logarithmic:
             panel.set_xscale("log")
-            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(True, color="0.9")
@@ -78,7 +82,8 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
                 handles.append(handle)
                 labels.append(label)
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=10)
+    swept = next((f"\nnumbers at points: {m.variant.swept[0]}" for m in shown if m.variant.swept is not None), "")
+    figure.suptitle(title + swept, fontsize=10)
 
     partial = file.with_suffix(".partial")
     figure.savefig(partial, format="png")

@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 
-def row(case: Mapping[str, Any], metric: str, unit: str, value: float, **more: Any) -> dict[str, Any]:
+def row(case: Mapping[str, Any], metric: str, unit: str, value: int | float, **more: Any) -> dict[str, Any]:
     """One figure. `more`: low, high (spread, or the 95 % interval of a proportion), repeats, floor, baseline."""
     figure = {"case": dict(case), "metric": metric, "unit": unit, "median": value}
     return figure | {"low": value, "high": value, "repeats": 1, "floor": None, "baseline": None} | more
 
 
 def proportion(
-    case: Mapping[str, Any], metric: str, successes: float, trials: int, *, baseline: Mapping[str, Any] | None = None
+    case: Mapping[str, Any],
+    metric: str,
+    successes: int | float,
+    trials: int,
+    *,
+    baseline: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A share of `trials`, with its 95 % interval."""
     low, high = wilson(successes / trials, trials)

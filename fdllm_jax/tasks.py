@@ -29,8 +29,8 @@ EXAMPLES = (
         gold="10",
     ),
     Task(
-        question="Felix takes 4 melons and 6 pens. Each melon costs $20 and each pen costs $12. How much does Felix pay "
-        "in total?",
+        question="Felix takes 4 melons and 6 pens. Each melon costs $20 and each pen costs $12. How much does Felix "
+        "pay in total?",
         gold="152",
     ),
     Task(
@@ -48,8 +48,8 @@ EXAMPLES = (
         gold="74",
     ),
     Task(
-        question="Sofia needs 22 minutes for each of 4 letters. She also takes a break of 34 minutes. Cleaning up takes "
-        "4 minutes more. She has 179 minutes. How many minutes are left in the end?",
+        question="Sofia needs 22 minutes for each of 4 letters. She also takes a break of 34 minutes. Cleaning up "
+        "takes 4 minutes more. She has 179 minutes. How many minutes are left in the end?",
         gold="53",
     ),
     Task(
@@ -81,7 +81,9 @@ def parse_tasks(lines: str) -> list[Task]:
         if line.strip():
             try:
                 tasks.append(_task(json.loads(line)))
-            except ValueError as error:  # JSONDecodeError is one
+            except json.JSONDecodeError as error:
+                faults.append(f"line {number}: not JSON ({error.msg} at character {error.pos + 1})")
+            except ValueError as error:
                 faults.append(f"line {number}: {error}")
     if not tasks and not faults:
         raise ValueError("no task in it: expected JSON lines with a question and an answer")

@@ -26,7 +26,7 @@ from fdllm_jax.decoding.state import DecodeState, Rule
 from fdllm_jax.decoding.verify import CONTEXT, DRAFT_VIEW, EMPTY, MASK_VIEW, PLAIN_VIEW, visibility
 from fdllm_jax.model import LLaDA
 from fdllm_jax.query import Query, packed_query, partial_query
-from fdllm_jax.settings import METHODS, Settings
+from fdllm_jax.settings import METHODS, Isolation, Settings
 from pallas_kernels import Visibility
 from pallas_kernels.verify_attention import DRAFT, PRIVATE
 from tests.decode import decode, empty, load, put, response
@@ -39,8 +39,8 @@ EOS_IDS = (VOCAB - 2, VOCAB - 3, *range(4))  # six ids of forty end a text, so t
 
 SMALL: dict[str, Any] = {"gen_length": 15, "block_length": 5, "mask_window": 8, "track_budget": 6}
 WIDE: dict[str, Any] = SMALL | {"mask_window": CAPACITY, "track_budget": CAPACITY}  # a step computes everything
-BEYOND: dict[str, Any] = WIDE | {"block_length": 20}  # so does the decode window hold everything
 SURE: dict[str, Any] = {"threshold": 1e-6}  # every prediction is committed: a block takes one step
+NUMBERS: list[dict[str, Any]] = [{}, {"threshold": 0.4}, {"threshold": 0.4, "temperature": 0.8, "seed": 9}]
 VERIFYING: dict[str, Any] = SMALL | {"threshold": 0.6, "gamma": 0.05}
 
 
@@ -58,7 +58,8 @@ class Forward(NamedTuple):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Checkpoints of a number of layers; their heads have 16 dimensions, which the kernels can take."""
-    directory, shape = tmp_path_factory.mktemp("checkpoints"), {"d_model": 32, "n_heads": 2, "n_kv_heads": 1}
+    directory = tmp_path_factory.mktemp("checkpoints")
+    shape: dict[str, Any] = {"d_model": 32, "n_heads": 2, "n_kv_heads": 1}
     return lambda n_layers: random_checkpoint(
         directory / str(n_layers), seed=7, vocab_size=VOCAB, n_layers=n_layers, mlp_hidden_size=48, **shape
     )
@@ -74,9 +75,9 @@ def model(checkpoint: Callable[[int], Path], kernels: str) -> LLaDA:
 def several_packed_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Passes over whole sequences that hold about two of them."""
     monkeypatch.setattr(passes, "PACKED_ROWS", 48)
-    run.clear_cache()  # pyright: ignore[reportFunctionMemberAccess]
+    run.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
     yield
-    run.clear_cache()  # pyright: ignore[reportFunctionMemberAccess]
+    run.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture
@@ -208,11 +209,10 @@ def test_samplers_without_a_cache_agree_on_one_block(model: LLaDA) -> None:
 # Rung 3: budgets that cover everything
 
 
-@pytest.mark.parametrize("sizes", [WIDE, BEYOND], ids=["window", "window beyond the end"])
-def test_flash_cache_that_computes_everything_equals_threshold(model: LLaDA, sizes: dict[str, int]) -> None:
-    lengths = {name: sizes[name] for name in ("gen_length", "block_length")}
-    for seed, numbers in enumerate(({}, {"threshold": 0.4}, {"threshold": 0.4, "temperature": 0.8, "seed": 9})):
-        cached = decoded(model, Settings(method="flash-cache", **sizes, **numbers), seed)
+def test_flash_cache_that_computes_everything_equals_threshold(model: LLaDA) -> None:
+    lengths = {name: WIDE[name] for name in ("gen_length", "block_length")}
+    for seed, numbers in enumerate(NUMBERS):
+        cached = decoded(model, Settings(method="flash-cache", **WIDE, **numbers), seed)
         plain = decoded(model, Settings(method="threshold", **lengths, **numbers), seed)
         assert_same(cached, plain)
         assert np.array_equal(cached.forwards, plain.forwards)
@@ -223,7 +223,7 @@ def test_flash_cache_that_computes_everything_equals_threshold(model: LLaDA, siz
 
 @pytest.mark.parametrize("isolation", ["paper", "strict"])
 def test_flash_dllm_that_accepts_nothing_equals_flash_cache(model: LLaDA, isolation: str) -> None:
-    for seed, numbers in enumerate(({}, {"threshold": 0.4}, {"threshold": 0.4, "temperature": 0.8, "seed": 9})):
+    for seed, numbers in enumerate(NUMBERS):
         verifying = Settings(method="flash-dllm", acceptance="nothing", isolation=isolation, **SMALL, **numbers)
         verified = decoded(model, verifying, seed)
         plain = decoded(model, Settings(method="flash-cache", **SMALL, **numbers), seed)
@@ -249,6 +249,7 @@ class Case(NamedTuple):
     writes: bool
 
 
+ViewRow = tuple[int, int, int]  # view, rank, position
 MOST_CANDIDATES, BUFFER_ROWS, ITS_SLOT = 5, 24, 1
 
 
@@ -265,8 +266,8 @@ def cases(draw: st.DrawFn, *, fewest_candidates: int = 1) -> Case:
     return Case(tokens, order[:count].tolist(), drafts, rng.permutation(context).tolist(), draw(st.booleans()))
 
 
-def query_of(case: Case, isolation: str) -> tuple[Query, list[tuple[int, int, int]]]:
-    """The pass in the second of two slots, and its rows as (view, rank, position)."""
+def query_of(case: Case, isolation: Isolation) -> tuple[Query, list[ViewRow]]:
+    """The pass in the second of two slots, and its rows."""
     kinds = (DRAFT_VIEW, MASK_VIEW, *((PLAIN_VIEW,) if isolation == "strict" else ()))
     rows = [(CONTEXT, 0, position) for position in case.context]
     rows += [(view, rank, position) for view in kinds for rank, position in enumerate(case.candidates)]
@@ -289,7 +290,7 @@ def query_of(case: Case, isolation: str) -> tuple[Query, list[tuple[int, int, in
     return query, rows
 
 
-def hidden_of(forward: Forward, case: Case, isolation: str) -> tuple[np.ndarray, list[tuple[int, int, int]], KVCache]:
+def hidden_of(forward: Forward, case: Case, isolation: Isolation) -> tuple[np.ndarray, list[ViewRow], KVCache]:
     """Activations of the pass's rows, the rows, and the cache after it; before it, it was that of a full pass."""
     tokens = np.zeros((2, CAPACITY), np.int32)
     tokens[ITS_SLOT, : len(case.tokens)] = case.tokens
@@ -301,7 +302,9 @@ def hidden_of(forward: Forward, case: Case, isolation: str) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize("isolation", ["paper", "strict"])
-def test_views_of_one_layer_are_plain_forwards(checkpoint: Callable[[int], Path], kernels: str, isolation: str) -> None:
+def test_views_of_one_layer_are_plain_forwards(
+    checkpoint: Callable[[int], Path], kernels: str, isolation: Isolation
+) -> None:
     """Mask view i: drafts 0 .. i - 1 placed; draft view i: 0 .. i; other rows: none."""
     directory = checkpoint(1)
     forward, reference = forward_of(load(directory, kernels=kernels)), ReferenceLLaDA.from_directory(directory)
