@@ -87,7 +87,7 @@ class FlashDLLM:
         masked = track.masked_window(state, self.budgets)
         window = open_before(state, state.end, self.block_length)
         position = _front_packed(jnp.concatenate([state.memory.tracked, masked], axis=1), capacity)
-        first = state.step == 0
+        first = state.live & (state.step == 0)
         seen, state = passes.whole_or_some(
             model, state, first, position, window, tracking=track.tracking(state, masked, self.budgets)
         )

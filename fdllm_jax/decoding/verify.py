@@ -102,17 +102,18 @@ def accept(
 ) -> Accepted:
     """Accept in order until the rule fails first; there, perhaps, the mask view's own token is taken (the bonus).
 
-    mask_views: in the candidates' order; its given tokens are the drafts. A candidate behind a new end is passed over.
+    mask_views: in the candidates' order; its given tokens are the drafts. A candidate that an accepted EOS has left
+    behind the end fails too: the views after it have seen its draft.
     """
     request, real = state.request, candidates.real
     draft, position, probability = candidates.draft, candidates.position, mask_views.given_probability
     own, own_probability = mask_views.token, mask_views.confidence
     assert probability is not None
-    # What follows holds up to the first failure, before which every candidate that is not passed over is accepted.
+    # What follows holds up to the first failure, before which every candidate is accepted.
     behind_eos = jnp.where(real & any_of(draft, eos_ids), position + 1, state.tokens.shape[1])
     end = jnp.minimum(state.end[:, None], _before(jax.lax.cummin(behind_eos, axis=1), state.tokens.shape[1]))
-    considered = real & (position < end)
-    so_far = jnp.cumprod(jnp.where(considered, probability, 1.0), axis=1)  # this candidate's included
+    before_end = real & (position < end)
+    so_far = jnp.cumprod(jnp.where(real, probability, 1.0), axis=1)  # this candidate's included
     if how.acceptance == "agreement":
         passes = (own == draft) & (probability >= request.gamma[:, None])
     elif how.acceptance == "cumulative":
@@ -121,13 +122,13 @@ def accept(
         passes = jnp.zeros_like(real)
     least = 1 - request.max_deviation[:, None]
     passes &= product[:, None] * so_far >= least
-    failures = jnp.cumsum(considered & ~passes, axis=1, dtype=jnp.int32)
-    accepted = considered & (failures == 0)
+    failures = jnp.cumsum(real & ~(before_end & passes), axis=1, dtype=jnp.int32)
+    accepted = real & (failures == 0)
     bonus = jnp.zeros_like(real)
     if how.bonus:
         sure = jnp.maximum(request.threshold, request.gamma)[:, None]
         before = product[:, None] * _before(so_far, 1.0)
-        first_failure = considered & ~passes & (failures == 1)
+        first_failure = before_end & ~passes & (failures == 1)
         bonus = first_failure & (own != draft) & (own_probability >= sure) & (before * own_probability >= least)
     committed = accepted | bonus
     token, confidence = jnp.where(accepted, draft, own), jnp.where(accepted, probability, own_probability)

@@ -309,7 +309,10 @@ class _Decoder:
         self.rate = 0.9 * self.rate + 0.1 * (len(step.accepted) / len(candidates))
 
     def accept(self, step: Step, mask_logits: dict[int, Tensor]) -> None:
-        """Commit candidates in order while they pass, then the bonus token. Those behind a new end are passed over."""
+        """Commit candidates in order while they pass and stand before the end, then the bonus token.
+
+        Behind one that a new end has left out nothing is accepted: the views after it have seen its draft.
+        """
         options = self.options
         so_far = 1.0
         for position, (token, _) in step.candidates.items():
@@ -318,7 +321,7 @@ class _Decoder:
             step.mask_views[position] = MaskView(prediction=own, draft=draft)
         for position, view in step.mask_views.items():
             if position >= self.end:
-                continue
+                return
             token, probability = view.draft
             if options.acceptance == "agreement":
                 passes = view.prediction[0] == token and probability >= options.gamma

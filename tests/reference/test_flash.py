@@ -196,7 +196,7 @@ def exact_verify(model: ReferenceLLaDA, prompt: Sequence[int], method: str, *, b
             own = predictions([p], ids)[p]
             ids[p] = drafts[p][0]
             if p >= end:
-                continue
+                break
             agrees = own[0] == drafts[p][0]
             if agrees and own[1] >= 0.2:
                 state.commit(p, own, step, Rule.VERIFIED)
@@ -469,14 +469,14 @@ def test_the_end_moves_with_the_draft() -> None:
 
 
 def test_the_end_moves_within_verify() -> None:
-    # Place 5 is drafted; EOS at 3 is accepted; 4, next in order, is behind the end; 2 goes on.
+    # Place 5 is drafted; EOS at 3 is accepted; 4, next in order, is behind the end. The mask view of 2 has seen its
+    # draft, so that nothing is accepted after it.
     model, probabilities = [3, EOT, 5, 6], [0.5, 0.7, 0.65, 0.8]
     sample = run(fixed(model, probabilities), 4, gamma=0.45)
     assert sample.tokens == [3, EOT] and sample.ids == [1, 2, 3, EOT, MASK, 6]
-    assert sample.rule == [R.VERIFIED, R.VERIFIED, R.NONE, R.MOST_CONFIDENT]
-    assert (sample.steps, sample.forwards, sample.record[0].end) == (1, 2, 4)
-    # What left is no factor: 0.7 * 0.5 passes 0.3, times 0.65 it would not.
-    assert run(fixed(model, probabilities), 4, gamma=0.3, acceptance="cumulative").rule[0] == R.VERIFIED
+    assert sample.rule == [R.MOST_CONFIDENT, R.VERIFIED, R.NONE, R.MOST_CONFIDENT]
+    assert (sample.steps, sample.forwards, sample.record[0].end) == (2, 3, 4)
+    assert run(fixed(model, probabilities), 4, gamma=0.45, bonus=True).rule == sample.rule
 
     def late_eos(ids: list[int], p: int) -> tuple[int, float]:
         return {2: (3, 0.5), 3: (EOS if ids[5] == 6 else 4, 0.97 if ids[5] == 6 else 0.7), 4: (5, 0.6)}.get(p, (6, 0.8))

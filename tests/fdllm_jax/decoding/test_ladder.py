@@ -417,7 +417,6 @@ def test_what_one_layer_accepts_is_sequential_decoding(
     assert sum(replay(reference, state, slot, settings) for state in states for slot in range(SLOTS)) > 20
 
 
-@pytest.mark.xfail(strict=True, reason="a draft behind a new end is passed over, but later mask views still see it")
 @pytest.mark.parametrize("method", ["flash-dllm", "flash-dllm-onepass"])
 def test_what_one_layer_accepts_after_an_eos_is_sequential_decoding(
     checkpoint: Callable[[int], Path], kernels: str, method: str

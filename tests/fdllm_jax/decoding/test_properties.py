@@ -254,8 +254,7 @@ def serve(decoder: Decoder, asked: Sequence[Asked]) -> list[DecodeState]:
         for slot, (old, now) in enumerate(zip(before, slots_of(state), strict=True)):
             if slot not in serving:
                 assert not old.live and passes[slot] == 0
-                if old.step > 0:  # of a request that is done
-                    assert_unchanged(old, now)
+                assert_unchanged(old, now)
                 continue
             check_step(old, now, int(passes[slot]), asked[serving[slot]].settings)
             if not now.live:
@@ -268,7 +267,7 @@ def test_every_step(decoder_of: Callable[[Settings], Decoder], name: str) -> Non
     """Of requests that are served together; each of them then gives the same alone, in another slot."""
     decoder = decoder_of(PROGRAMS[name])
 
-    @examples(max_examples=20)
+    @examples(max_examples=8)
     @given(drawn=st.lists(requests(PROGRAMS[name]), min_size=2, max_size=5))
     def check(drawn: list[tuple[list[int], dict[str, Any]]]) -> None:
         asked = [Asked(prompt=prompt, settings=replace(PROGRAMS[name], **numbers)) for prompt, numbers in drawn]
@@ -281,7 +280,6 @@ def test_every_step(decoder_of: Callable[[Settings], Decoder], name: str) -> Non
     check()
 
 
-@pytest.mark.xfail(strict=True, reason="flash-cache and flash-dllm take an empty slot for a new one: its T changes")
 def test_an_empty_slot_does_not_change(decoder_of: Callable[[Settings], Decoder]) -> None:
     decoder = decoder_of(PROGRAMS["flash-cache"])
     asked = Asked(prompt=[5, 6], settings=replace(PROGRAMS["flash-cache"], gen_length=2))
