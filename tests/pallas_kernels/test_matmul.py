@@ -38,6 +38,7 @@ def normal(rng: np.random.Generator, dtype: str, *size: int, scale: float = 1.0)
 
 def distance(value: jax.Array, expected: np.ndarray) -> float:
     """|value - expected| / |expected|, Euclidean norms; NaN is an error of infinity."""
+    assert value.shape == expected.shape
     found = np.linalg.norm(np.asarray(value, np.float64) - expected) / np.linalg.norm(expected)
     return float(found) if np.isfinite(found) else np.inf
 
