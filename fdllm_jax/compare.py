@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from fdllm_jax.engine import LLM, Result
 
 PROGRAM = "fdllm_jax.compare"
+FILE = "compare.json"  # of the results, in the output folder
+MOST_BATCH = 4096
 DEFAULT_METHODS = ("flash-dllm", "flash-dllm-onepass", "flash-cache", "fast-dllm-dual", "threshold", "llada")
 
 
@@ -69,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"an option ({' | '.join(SWEPT)}) and its values, for every method that uses it",
     )
     c.add_argument(
-        "--batch", nargs="+", type=_count, default=[1, 8], metavar="N", help="sequences side by side (default: 1 8)"
+        "--batch", nargs="+", type=_batch, default=[1, 8], metavar="N", help="sequences side by side (default: 1 8)"
     )
     c.add_argument("--repeats", type=_count, default=3, metavar="N", help="timed runs of each (default: 3)")
     add_settings(p, method=False)
@@ -85,6 +88,12 @@ def _count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
 
 
+def _batch(text: str) -> int:
+    if (number := _count(text)) <= MOST_BATCH:
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r}: expected at most {MOST_BATCH}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for a user's error."""
     return command_line.run(PROGRAM, partial(_compare, parser().parse_args(arguments)))
@@ -98,6 +107,8 @@ def _compare(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     if not os.access(options.output, os.W_OK):
         raise ValueError(f"--output {options.output}: the folder is not writable")
+    if (options.output / FILE).is_dir():
+        raise ValueError(f"--output {options.output}: {FILE} in it is a directory")
     if len(prompts) < batches[-1]:
         notes.append(f"fewer prompts ({len(prompts)}) than a batch of {batches[-1]}: repeated to fill it, scored once")
     for note in notes:
@@ -111,6 +122,19 @@ def _compare(options: argparse.Namespace) -> None:
 
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
     ids = encode(llm, prompts, chosen[0].settings.gen_length, raw=options.raw)
+    settings = {
+        "model": llm.name,
+        "dtype": str(llm.dtype),
+        "kernels": options.kernels,
+        "raw": options.raw,
+        "tasks": options.tasks or ("built-in" if golds else None),
+        "prompts": len(prompts),
+    }
+
+    def save(measurements: Sequence[Measurement]) -> None:
+        rows = [row for m in measurements for row in m.rows().values()]
+        report.write(options.output / FILE, settings=settings, rows=rows)
+
     with Console(stderr=True).status("") as status:
         runs = []
         for batch in batches:
@@ -122,22 +146,20 @@ def _compare(options: argparse.Namespace) -> None:
                     if not command_line.out_of_memory(error):
                         raise
                     _say(f"{variant.label} at batch {batch}: out of memory, left out")
+                    continue
+                done = [measured(run, golds, {}) for run in runs]
+                save(done)  # an interrupted comparison keeps what it has measured
+                speed = statistics.median(done[-1].speeds)
+                _say(
+                    f"{variant.label}, batch {batch}: {speed:.1f} tokens/s, {len(runs)} of {len(chosen) * len(batches)}"
+                )
         status.update("decoding without a cache, to compare with")
         references = reference_tokens(llm, ids, runs, batches[-1])
     if not runs:
         raise ValueError("out of memory: give a smaller --batch, shorter prompts, or a smaller --gen-length")
     measurements = [measured(run, golds, references) for run in runs]
 
-    settings = {
-        "model": llm.name,
-        "dtype": str(llm.dtype),
-        "kernels": options.kernels,
-        "raw": options.raw,
-        "tasks": options.tasks or ("built-in" if golds else None),
-        "prompts": len(prompts),
-    }
-    rows = [row for m in measurements for row in m.rows().values()]
-    report.write(options.output / "compare.json", settings=settings, rows=rows)
+    save(measurements)
     title = f"{llm.name}, {llm.dtype}, {report.hardware()}, {len(prompts)} prompts"
     _plot(options.output / "compare.png", measurements, title)
     _print_table(measurements, several=len(runs) > 1)

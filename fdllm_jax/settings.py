@@ -238,7 +238,7 @@ def _faults(settings: Settings) -> list[str]:
         elif len(set(layers)) < len(layers):
             faults.append(f"track_layers={layers!r}: expected every layer once")
     for name in ("mask_window", "track_budget", "verify_rows"):
-        if name in options:
+        if name in options and getattr(settings, name) is not None:
             check(name, *positive)
     if not faults:
         faults += _contradictions(settings)

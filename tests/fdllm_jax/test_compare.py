@@ -112,7 +112,10 @@ def test_the_table_is_plain_text_with_advice_at_its_end(done: Done) -> None:
         "llada",
     ]  # fmt: skip
     assert lines[-1].startswith("No advice: 3 prompts cannot tell the methods apart; 5 are the least")
-    assert done.err == "fdllm_jax.compare: --track-budget is not an option of threshold, llada: left out there\n"
+    note, *progress = done.err.splitlines()
+    assert note == "fdllm_jax.compare: --track-budget is not an option of threshold, llada: left out there"
+    assert len(progress) == 5 and progress[-1].startswith("fdllm_jax.compare: llada, batch 2: ")
+    assert progress[-1].endswith(" tokens/s, 5 of 5")
 
 
 def test_nothing_is_left_behind_and_the_plot_is_there(done: Done) -> None:
@@ -130,7 +133,7 @@ def test_prompts_without_gold_fill_the_batch_and_need_no_matplotlib(
     assert done.code == 0 and [file.name for file in tmp_path.iterdir()] == ["compare.json"]
     notes = done.err.splitlines()
     assert notes[0].endswith("fewer prompts (1) than a batch of 2: repeated to fill it, scored once")
-    assert "no compare.png: " in notes[1] and notes[1].endswith("pip install 'fdllm-jax[plot]'") and len(notes) == 2
+    assert "no compare.png: " in notes[2] and notes[2].endswith("pip install 'fdllm-jax[plot]'") and len(notes) == 3
     rows = done.results["rows"]
     assert {row["metric"] for row in rows} == {
         "agreement", "tokens_per_step", "tokens_per_forward", "tokens_per_second",
@@ -177,6 +180,7 @@ BAD = {
     "option of none": (["a", "--methods", "threshold", "--gamma", "0.5"], "--gamma is not an option of any"),
     "sweep": (["a", "--sweep", "steps", "3"], "--sweep steps: expected one of threshold, gamma, track_budget"),
     "value of a sweep": (["a", "--sweep", "gamma", "3"], "flash-dllm: gamma=3.0: expected a number in (0, 1]"),
+    "huge batch": (["a", "--batch", "100000000"], "argument --batch: '100000000': expected at most 4096"),
     "batch": (["a", "--batch", "0"], "argument --batch: '0': expected an integer of at least 1"),
     "limit": (["--limit", "x"], "argument --limit: 'x': expected an integer of at least 1"),
     "blank prompt": (["a", " "], "empty prompt: number 1 (from 0) is blank"),

@@ -93,6 +93,10 @@ BAD = {
     "steps": (["a", "--method", "llada", "--steps", "-3"], "steps=-3: expected an integer of at least 1"),
     "method": (["a", "--method", "magic"], "method='magic' is unknown: expected one of flash-dllm, "),
     "option of another method": (["a", "--steps", "5"], "not an option of method 'flash-dllm', only of llada"),
+    "preset of another method": (
+        ["a", "--preset", "fast", "--method", "llada"],
+        "fast is of flash-dllm-onepass, not of",
+    ),
     "preset": (["a", "--preset", "magic"], "preset='magic' is unknown: expected one of gsm8k, "),
     "contradiction": (["a", "--block-length", "20", "--verify-rows", "5"], "use at least 39"),
     "too long": (["a", "--gen-length", "4096"], "more than the model's context, 4096"),
