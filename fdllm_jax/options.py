@@ -86,8 +86,8 @@ def settings_of(options: argparse.Namespace, **others: Any) -> Settings:
     for name in ("stop", "track_layers"):
         if name in given:
             given[name] = tuple(given[name])
-    preset = getattr(options, "preset", None)
-    its = PRESETS[preset]["method"] if preset in PRESETS else None
+    preset: str | None = getattr(options, "preset", None)
+    its = PRESETS[preset]["method"] if preset is not None and preset in PRESETS else None
     if its is not None and given.get("method", its) != its:
         raise ValueError(f"--preset {preset} is of {its}, not of --method {given['method']}: leave one of them out")
     return Settings(**given) if preset is None else Settings.preset(preset, **given)
