@@ -58,15 +58,10 @@ class FlashDLLM:
     skip_verify: bool
     eos_ids: tuple[int, ...]
 
-    @property
-    def views(self) -> int:
-        """Rows of a candidate in a verify pass."""
-        return 3 if self.verification is not None and self.verification.isolation == "strict" else 2
-
     def memory(self, slots: int) -> Memory:
         """At the start: nothing tracked, nothing verified, and verify is worth its cost."""
         return Memory(
-            tracked=jnp.full((slots, self.budgets.track_budget), jnp.iinfo(jnp.int32).max, jnp.int32),
+            tracked=track.nothing(slots, self.budgets),
             product=jnp.ones(slots, jnp.float32),
             rate=jnp.ones(slots, jnp.float32),
         )
@@ -74,14 +69,16 @@ class FlashDLLM:
     def step(self, model: LLaDA, state: DecodeState) -> DecodeState:
         """One denoising step of every live slot."""
         decoded_before = track.decoded(state)
-        score, state, candidates = self._draft(model, state)
+        score, state, candidates = self._draft(model, state, decoded_before)
         if self.verification is not None:
-            state = self._verify(model, state, candidates, decoded_before, score)
+            state = self._verify(model, state, self.verification, candidates, decoded_before, score)
         tracked = track.next_tracked(state, decoded_before, score, self.budgets.track_budget)
         memory = replace(state.memory, tracked=jnp.where(state.live[:, None], tracked, state.memory.tracked))
         return finish(replace(state, memory=memory))
 
-    def _draft(self, model: LLaDA, state: DecodeState) -> tuple[Array, DecodeState, Candidates]:
+    def _draft(
+        self, model: LLaDA, state: DecodeState, decoded_before: Bool[Array, "slots capacity"]
+    ) -> tuple[Array, DecodeState, Candidates]:
         """Compute T and M (at first everything), commit by threshold; the rest of the window are candidates."""
         capacity = state.tokens.shape[1]
         masked = track.masked_window(state, self.budgets)
@@ -95,13 +92,12 @@ class FlashDLLM:
         token, confidence, _ = passes.predict(model, state, seen.hidden, window)
         eligible = state.live[:, None] & (window < capacity)
         rule = commit.threshold(confidence, eligible, state.request.threshold)
-        was_decoded = track.decoded(state)
         state = commit.write(state, window, token, confidence, rule)
         end = commit.end_at_eos(state.end, window, token, rule != Rule.NONE, self.eos_ids)
         left = eligible & (rule == Rule.NONE) & (window < end[:, None])
         order = "confidence" if self.verification is None else self.verification.order
         # A prefill queries everything; the best of it stand for its T.
-        of_prefill = track.best(seen.scores, was_decoded, self.budgets.track_budget)
+        of_prefill = track.best(seen.scores, decoded_before, self.budgets.track_budget)
         tracked = jnp.where(first[:, None], of_prefill, state.memory.tracked)
         state = replace(state, end=end, memory=replace(state.memory, tracked=tracked))
         return seen.scores, state, in_order(window, token, confidence, left, order)
@@ -110,6 +106,7 @@ class FlashDLLM:
         self,
         model: LLaDA,
         state: DecodeState,
+        how: Verification,
         candidates: Candidates,
         decoded_before: Bool[Array, "slots capacity"],
         score: Float[Array, "slots capacity"],
@@ -117,7 +114,7 @@ class FlashDLLM:
         """Verify the candidates that fit, unless no slot has any."""
         memory = state.memory
         committed = track.decoded(state) & ~decoded_before
-        most = jnp.maximum(0, (self.verify_rows - jnp.sum(committed, axis=1, dtype=jnp.int32)) // self.views)
+        most = jnp.maximum(0, (self.verify_rows - jnp.sum(committed, axis=1, dtype=jnp.int32)) // how.views)
         count = jnp.where(state.live, jnp.minimum(candidates.count, most), 0)
         skipped = jnp.zeros_like(state.live)
         if self.skip_verify:
@@ -129,19 +126,23 @@ class FlashDLLM:
         context = track.best(jnp.where(committed, jnp.inf, score), committed | of_draft, self.verify_rows)
 
         def verify(state: DecodeState) -> DecodeState:
-            return self._verify_pass(model, state, candidates, context)
+            return self._verify_pass(model, state, how, candidates, context)
 
         return jax.lax.cond(jnp.any(candidates.count > 0), verify, lambda state: state, state)
 
     def _verify_pass(
-        self, model: LLaDA, state: DecodeState, candidates: Candidates, context: Int[Array, "slots verify_rows"]
+        self,
+        model: LLaDA,
+        state: DecodeState,
+        how: Verification,
+        candidates: Candidates,
+        context: Int[Array, "slots verify_rows"],
     ) -> DecodeState:
         """A pass over context and views that writes nothing, and what it accepts."""
-        how, memory, capacity = self.verification, state.memory, state.tokens.shape[1]
-        assert how is not None
+        memory, capacity = state.memory, state.tokens.shape[1]
         contexts = jnp.sum(context < capacity, axis=1, dtype=jnp.int32)
-        contexts = jnp.minimum(contexts, self.verify_rows - self.views * candidates.count)
-        rows = jnp.where(candidates.count > 0, contexts + self.views * candidates.count, 0)
+        contexts = jnp.minimum(contexts, self.verify_rows - how.views * candidates.count)
+        rows = jnp.where(candidates.count > 0, contexts + how.views * candidates.count, 0)
 
         # Rows of a slot: its context, then every candidate's draft view, mask view and, if strict, plain view.
         row = jnp.arange(self.verify_rows)[None]

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fdllm_jax.decoding import commit, passes, track
-from fdllm_jax.decoding.state import DecodeState, Rule
-from fdllm_jax.decoding.threshold import finish
+from fdllm_jax.decoding.state import DecodeState, Rule, finish
 from fdllm_jax.decoding.track import Budgets
 from fdllm_jax.decoding.verify import (
     CONTEXT,
@@ -74,7 +73,7 @@ class OnePass:
     def memory(self, slots: int) -> Memory:
         """At the start: nothing tracked, verified or predicted."""
         return Memory(
-            tracked=jnp.full((slots, self.budgets.track_budget), jnp.iinfo(jnp.int32).max, jnp.int32),
+            tracked=track.nothing(slots, self.budgets),
             product=jnp.ones(slots, jnp.float32),
             plain=Plain(
                 position=jnp.full((slots, self.predicted), -1, jnp.int32),

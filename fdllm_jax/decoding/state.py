@@ -14,7 +14,6 @@ from fdllm_jax.config import ModelConfig
 from fdllm_jax.pytree import pytree
 from fdllm_jax.settings import Settings
 
-NUMBERS = ("threshold", "factor", "gamma", "plain_threshold", "max_deviation", "temperature", "cfg_scale")
 MOST_STEPS = 2**31 - 1  # more than one a token makes no difference
 
 
@@ -124,11 +123,7 @@ def empty_state(config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dt
     return DecodeState(
         tokens=zeros(i32, capacity),
         masked=zeros(jnp.bool_, capacity),
-        request=Request(
-            **{name: zeros(i32) for name in ("prompt_length", "gen_length", "steps")},
-            **{name: zeros(f32) for name in NUMBERS},
-            seed=zeros(jnp.uint32),
-        ),
+        request=jax.tree.map(lambda x: zeros(x.dtype), Request.of(0, Settings())),
         end=zeros(i32),
         live=zeros(jnp.bool_),
         step=zeros(i32),

@@ -22,6 +22,11 @@ class Budgets:
     track_layers: tuple[int, ...] | None
 
 
+def nothing(slots: int, budgets: Budgets) -> Int[Array, "slots track_budget"]:
+    """T at the start: no position. Every row is beyond any capacity."""
+    return jnp.full((slots, budgets.track_budget), jnp.iinfo(jnp.int32).max, jnp.int32)
+
+
 def masked_window(state: DecodeState, budgets: Budgets) -> Int[Array, "slots mask_window"]:
     """M: the first masked positions of the response, also beyond an EOS; then the capacity."""
     return open_before(state, state.length, budgets.mask_window)

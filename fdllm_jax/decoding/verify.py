@@ -30,6 +30,11 @@ class Verification:
     isolation: Isolation
     bonus: bool
 
+    @property
+    def views(self) -> int:
+        """Rows of a candidate in a verify pass of its own: draft and mask view, if strict a plain view as well."""
+        return 3 if self.isolation == "strict" else 2
+
 
 class Candidates(NamedTuple):
     """In the order in which they are verified: where they stand, and what was drafted there.
