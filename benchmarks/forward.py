@@ -7,7 +7,6 @@ and tokens are random: nothing is decoded, these are forwards of the sizes that 
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -188,8 +187,7 @@ def measure(model: LLaDA, part: Part, cache: KVCache, repeats: int) -> tuple[dic
 
     run(FEW)
     samples = [(run(MANY) - run(FEW)) / (MANY - FEW) for _ in range(repeats)]
-    spread = {"median": statistics.median(samples), "low": min(samples), "high": max(samples), "repeats": repeats}
-    return spread, cache
+    return report.spread(samples), cache
 
 
 def main(given: Sequence[str] | None = None) -> int:

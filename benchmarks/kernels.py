@@ -11,7 +11,6 @@ import dataclasses
 import importlib.util
 import math
 import secrets
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -176,18 +175,12 @@ class Bench:
         samples, start = [], time.perf_counter()
         while len(samples) < self.repeats and (len(samples) < 3 or time.perf_counter() - start < ENOUGH_SECONDS):
             samples.append((run(LONG) - run(1)) / calls)
-        return spread(samples)
+        return report.spread(samples)
 
 
 def kept_shapes(case: Case, call: Call, carry: Any, operands: Any) -> Any:
     """Shapes of what a call leaves to be kept."""
     return jax.eval_shape(lambda carry, operands: case.follow(carry, call(carry, operands))[1], carry, operands)
-
-
-def spread(samples: Sequence[float]) -> dict[str, Any]:
-    return {
-        "median": statistics.median(samples), "low": min(samples), "high": max(samples), "repeats": len(samples)
-    }  # fmt: skip
 
 
 def cudnn_attention(case: Case) -> Call:
@@ -250,7 +243,7 @@ def torch_qkv(shape: Shape, rows: int, repeats: int) -> dict[str, Any]:
         end.record()
         torch.cuda.synchronize()
         samples.append(start.elapsed_time(end) * 1e-3 / (replays * sets))
-    return spread(samples[2:])
+    return report.spread(samples[2:])
 
 
 def torch_has_cuda() -> bool:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -136,7 +135,8 @@ def _compare(options: argparse.Namespace) -> None:
         report.write(options.output / FILE, settings=settings, rows=rows)
 
     with Console(stderr=True).status("") as status:
-        runs = []
+        runs: list[Run] = []
+        done: list[Measurement] = []
         for batch in batches:
             for variant in chosen:
                 status.update(f"{variant.label}, batch {batch} ({len(runs) + 1} of {len(chosen) * len(batches)})")
@@ -147,12 +147,10 @@ def _compare(options: argparse.Namespace) -> None:
                         raise
                     _say(f"{variant.label} at batch {batch}: out of memory, left out")
                     continue
-                done = [measured(run, golds, {}) for run in runs]
+                done.append(measured(runs[-1], golds, {}))
                 save(done)  # an interrupted comparison keeps what it has measured
-                speed = statistics.median(done[-1].speeds)
-                _say(
-                    f"{variant.label}, batch {batch}: {speed:.1f} tokens/s, {len(runs)} of {len(chosen) * len(batches)}"
-                )
+                progress = f"{len(runs)} of {len(chosen) * len(batches)}"
+                _say(f"{variant.label}, batch {batch}: {done[-1].speed:.1f} tokens/s, {progress}")
         status.update("decoding without a cache, to compare with")
         references = reference_tokens(llm, ids, runs, batches[-1])
     if not runs:
