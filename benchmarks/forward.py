@@ -9,7 +9,8 @@ and tokens are random: nothing is decoded, these are forwards of the sizes that 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ TINY = replace(
 PROMPT, RESPONSE, CAPACITY = 700, 256, 1024
 TRACKED, MASKED, BLOCK = 64, 64, 16
 FEW, MANY = 2, 12  # forwards of the two programs of which the difference is timed
+SLOW = 0.2  # seconds of FEW forwards from which one more is enough
 
 
 class Part(NamedTuple):
@@ -173,21 +175,27 @@ def forwards(
     return jax.lax.fori_loop(0, count, one, (query.token, score, cache))
 
 
-def measure(model: LLaDA, part: Part, cache: KVCache, repeats: int) -> tuple[dict[str, Any], KVCache]:
-    """Seconds of a forward: median, low, high, repeats; and the cache back."""
+def compile(model: LLaDA, part: Part, cache: KVCache) -> Callable[..., tuple[Array, Array, KVCache]]:
+    """The program that `measure` runs: (cache, count) -> what is left and the cache."""
     graphdef, parameters = nnx.split(model)
-    compiled = forwards.lower(parameters, part.query, part.wanted, cache, jnp.int32(1), graphdef=graphdef).compile()
+    given = parameters, part.query, part.wanted
+    compiled = forwards.lower(*given, cache, jnp.int32(1), graphdef=graphdef).compile()
+    return lambda cache, count: compiled(*given, cache, count)
+
+
+def measure(program: Callable[..., tuple], cache: KVCache, repeats: int) -> tuple[dict[str, Any], KVCache]:
+    """Seconds of a forward: median, low, high, repeats; and the cache back."""
 
     def run(count: int) -> float:
         nonlocal cache
         start = time.perf_counter()
-        *kept, cache = jax.block_until_ready(compiled(parameters, part.query, part.wanted, cache, jnp.int32(count)))
+        *kept, cache = jax.block_until_ready(program(cache, jnp.int32(count)))
         del kept
         return time.perf_counter() - start
 
     run(FEW)
-    samples = [(run(MANY) - run(FEW)) / (MANY - FEW) for _ in range(repeats)]
-    return report.spread(samples), cache
+    many = MANY if run(FEW) < SLOW else FEW + 1
+    return report.spread([(run(many) - run(FEW)) / (many - FEW) for _ in range(repeats)]), cache
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -208,15 +216,16 @@ def main(given: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     model = random_model(config, dtype, "xla")
     for slots in options.slots:
+        wanted = [p for p in (*parts(config, slots), prefill(config, slots)) if p.name in (options.parts or {p.name})]
         for kernels in names:
             chosen = from_parameters(config, parameters_of(model), kernels=choose(kernels))
             cache = allocate(config, slots=slots, capacity=CAPACITY, dtype=jnp.dtype(dtype))
-            for part in [*parts(config, slots), prefill(config, slots)]:
-                if options.parts and part.name not in options.parts:
-                    continue
+            with ThreadPoolExecutor() as pool:  # done before anything is timed
+                programs = [pool.submit(compile, chosen, part, cache) for part in wanted]
+            for part, program in zip(wanted, programs, strict=True):
                 floor = None if device is None else part.work.floor(device)
                 try:
-                    figure, cache = measure(chosen, part, cache, options.repeats)
+                    figure, cache = measure(program.result(), cache, options.repeats)
                 except Exception as error:  # out of memory, a kernel that does not compile: the others still count
                     print(f"{part.name:22} {kernels:7} batch {slots:3}: FAILED {str(error).splitlines()[0][:120]}")
                     cache = allocate(config, slots=slots, capacity=CAPACITY, dtype=jnp.dtype(dtype))
@@ -229,7 +238,7 @@ def main(given: Sequence[str] | None = None) -> int:
                 )
                 if file is not None:
                     report.write(file, settings=settings, rows=rows)
-            del cache, chosen
+            del cache, chosen, programs
     return 0
 
 

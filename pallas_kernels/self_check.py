@@ -5,6 +5,7 @@ A kernel that does not compile there, or computes something else, is left out: X
 
 import functools
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,27 +24,27 @@ def checked(kernels: Kernels, shape: ModelShape, dtype: np.dtype) -> Kernels:
 
     Each kernel runs on small random inputs of `dtype` and is compared with the XLA reference, once in a process for a
     kind of device, a shape and a dtype. One that raises, or that differs by more than rounding (`LIMITS`), is named by
-    a RuntimeWarning. Memory, until it returns: about twice the largest weight of a layer.
+    a RuntimeWarning. Memory, until it returns: about twice the weights of a layer.
     """
     device = jax.devices()[0].device_kind
-    for op, implementation in asdict(kernels).items():
-        if implementation != "xla" and not _passes(op, implementation, shape, dtype, device):
+    chosen = {op: implementation for op, implementation in asdict(kernels).items() if implementation != "xla"}
+    with ThreadPoolExecutor(len(CHECKS) or 1) as pool:  # nearly all the time is the compiler's
+        faults = pool.map(lambda item: _fault_of(*item, shape, dtype, device), chosen.items())
+    for op, fault in zip(chosen, faults, strict=True):
+        if fault is not None:
             kernels = replace(kernels, **{op: "xla"})
+            message = f"the kernel of {op} failed its check on {device} and is not used ({fault}): XLA runs, slower"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
     return kernels
 
 
 @functools.cache
-def _passes(op: str, implementation: Implementation, shape: ModelShape, dtype: np.dtype, device: str) -> bool:
-    """Whether the kernel of `op` computes what the reference does; warns if it does not."""
-    check = CHECKS[op]
+def _fault_of(op: str, implementation: Implementation, shape: ModelShape, dtype: np.dtype, device: str) -> str | None:
+    """What is wrong with the kernel of `op`, or None."""
     try:
-        fault = _fault(check, implementation, shape, dtype)
+        return _fault(CHECKS[op], implementation, shape, dtype)
     except Exception as exception:  # of any layer: lowering, the Triton compiler, memory, the driver
-        fault = f"{type(exception).__name__}: {str(exception).strip() or 'no message'}".splitlines()[0]
-    if fault is not None:
-        message = f"the kernel of {op} failed its check on {device} and is not used ({fault}): XLA runs instead, slower"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
-    return fault is None
+        return f"{type(exception).__name__}: {str(exception).strip() or 'no message'}".splitlines()[0]
 
 
 def _fault(check: Check, implementation: Implementation, shape: ModelShape, dtype: np.dtype) -> str | None:
