@@ -16,7 +16,7 @@ from flax import nnx
 import convert
 from fdllm_jax.decoding.loop import run
 from fdllm_jax.decoding.methods import Method, method_of
-from fdllm_jax.decoding.state import DecodeState, Request, Rule, admit, empty_state
+from fdllm_jax.decoding.state import DecodeState, Request, Rule, Trace, admit, empty_state
 from fdllm_jax.model import from_parameters
 from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
@@ -30,7 +30,12 @@ MOST_SLOTS = 32
 STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks of the host: for stop strings, and for Ctrl-C
 MOST_ROWS = 2**31  # cache rows are counted in int32
 
-_admit = partial(jax.jit, static_argnames="mask_token_id", donate_argnames="state")(admit)
+
+@partial(jax.jit, static_argnames=("method", "mask_token_id"), donate_argnames="state")
+def _admit(
+    state: DecodeState, slot: jax.Array, prompt: jax.Array, request: Request, *, method: Method, mask_token_id: int
+) -> DecodeState:
+    return admit(state, slot, prompt, request, method.memory(1), mask_token_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,20 @@ class Snapshot(NamedTuple):
 
 
 Watcher = Callable[[list[Snapshot]], None]
+
+
+class _Seen(NamedTuple):
+    """What the host reads of a state, fetched at once."""
+
+    tokens: np.ndarray
+    masked: np.ndarray
+    step: np.ndarray
+    forwards: np.ndarray
+    trace: Trace
+
+    @classmethod
+    def of(cls, state: DecodeState) -> "_Seen":
+        return cls(*jax.device_get((state.tokens, state.masked, state.step, state.forwards, state.trace)))
 
 
 @dataclass(slots=True)
@@ -168,16 +187,17 @@ class LLM:
             max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
             state = program(self._parameters, state, jnp.int32(max_steps))
             live = np.array(state.live)
-            if watch is not None:
-                watch([_snapshot(state, slot, r) for slot, r in running.items()])
-            for slot, request in list(running.items()):
-                if live[slot] and not request.settings.stop:
-                    continue
-                finished = self._harvest(state, slot, request, done=not live[slot])
-                if finished is not None:
-                    live[slot] = False
-                    results[request.index] = finished
-                    del running[slot]
+            ready = [(slot, request) for slot, request in running.items() if request.settings.stop or not live[slot]]
+            if ready or watch is not None:
+                seen = _Seen.of(state)
+                if watch is not None:
+                    watch([Snapshot(r.index, *_response(seen, slot, r)) for slot, r in running.items()])
+                for slot, request in ready:
+                    finished = self._harvest(seen, slot, request, done=not live[slot])
+                    if finished is not None:
+                        live[slot] = False
+                        results[request.index] = finished
+                        del running[slot]
             state = replace(state, live=jnp.asarray(live))
         return [results[i] for i in range(len(ids))]
 
@@ -285,16 +305,15 @@ class LLM:
             jnp.int32(slot),
             jnp.asarray(row),
             Request.of(len(request.prompt), request.settings),
-            method.memory(1),
+            method=method,
             mask_token_id=self.config.mask_token_id,
         )
 
-    def _harvest(self, state: DecodeState, slot: int, request: _Running, *, done: bool) -> Result | None:
+    def _harvest(self, seen: _Seen, slot: int, request: _Running, *, done: bool) -> Result | None:
         """The slot's result if it is done, or if its text so far holds a stop string; else None."""
         start = len(request.prompt)
-        tokens = np.asarray(state.tokens[slot, start : start + request.settings.gen_length])
-        masked = np.asarray(state.masked[slot, start : start + request.settings.gen_length])
-        committed = tokens[: int(np.argmax(masked)) if masked.any() else len(tokens)].tolist()
+        tokens, known = _response(seen, slot, request)
+        committed = tokens[: len(tokens) if known.all() else int(np.argmin(known))].tolist()
         ends = [i for i, token in enumerate(committed) if token in self.tokenizer.eos_ids]
         if ends:
             committed = committed[: ends[0] + 1]
@@ -306,21 +325,20 @@ class LLM:
             committed = committed[: self._tokens_covering(committed, len(text))]
         elif not done:
             return None
-        trace = [np.asarray(a[slot, start : start + len(committed)]) for a in (state.trace.step, state.trace.rule)]
-        confidence = np.asarray(state.trace.confidence[slot, start : start + len(committed)])
+        span = slice(start, start + len(committed))
         return Result(
             index=request.index,
             text=text,
             token_ids=committed,
             prompt_ids=request.prompt,
-            steps=int(state.step[slot]),
-            forwards=int(state.forwards[slot]),
+            steps=int(seen.step[slot]),
+            forwards=int(seen.forwards[slot]),
             seconds=time.perf_counter() - request.started,
             stop_reason=stop_reason,
             settings=request.settings,
-            step_of=trace[0].tolist(),
-            rule_of=[Rule(rule).name.lower().replace("_", " ") for rule in trace[1]],
-            confidence_of=confidence.tolist(),
+            step_of=seen.trace.step[slot, span].tolist(),
+            rule_of=[Rule(rule).name.lower().replace("_", " ") for rule in seen.trace.rule[slot, span]],
+            confidence_of=seen.trace.confidence[slot, span].tolist(),
         )
 
     def _tokens_covering(self, tokens: list[int], characters: int) -> int:
@@ -328,6 +346,7 @@ class LLM:
         return next(n for n in range(len(tokens) + 1) if len(self.tokenizer.decode(tokens[:n])) >= characters)
 
 
-def _snapshot(state: DecodeState, slot: int, request: _Running) -> Snapshot:
-    response = slice(len(request.prompt), len(request.prompt) + request.settings.gen_length)
-    return Snapshot(request.index, np.asarray(state.tokens[slot, response]), ~np.asarray(state.masked[slot, response]))
+def _response(seen: _Seen, slot: int, request: _Running) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the response so far, and where they are committed."""
+    span = slice(start := len(request.prompt), start + request.settings.gen_length)
+    return seen.tokens[slot, span], ~seen.masked[slot, span]

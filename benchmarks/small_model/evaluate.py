@@ -26,7 +26,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "flash-dllm": {"method": "flash-dllm"},
     **{f"flash-dllm-onepass {name}": PRESETS[name] for name in ("quality", "balanced", "fast")},
 }
-BASELINES = ("llada", "flash-cache")  # what the others' accuracy is compared with, item by item
+BASELINES = ("llada", "fast-dllm-dual", "flash-cache")  # what the others' accuracy is compared with, item by item
 
 
 def main() -> None:

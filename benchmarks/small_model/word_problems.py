@@ -1,8 +1,12 @@
 """Word problems of one to four arithmetic steps, from a seed.
 
 Training and test problems are disjoint by construction: the CRC of a question decides to which split it belongs.
+`python -m benchmarks.small_model.word_problems 200` prints held-out ones as the lines that `fdllm_jax.compare --tasks`
+reads.
 """
 
+import json
+import sys
 import zlib
 from dataclasses import dataclass
 from random import Random
@@ -52,3 +56,9 @@ def draw(random: Random, split: str = "train") -> Problem:
         if split_of(question) == split:
             name = skeleton.__name__
             return Problem(question=question, answer=story.answer(), gold=story.value, steps=steps, skeleton=name)
+
+
+if __name__ == "__main__":
+    for seed in range(int(sys.argv[1])):
+        problem = make(seed, split="test")
+        print(json.dumps({"question": problem.question, "answer": f"#### {problem.gold}"}))
