@@ -6,13 +6,18 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is replace
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RESULTS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "fdllm_jax" / "assets" / "fdllm-9m" / "README.md")
+DOCUMENTS = (
+    ROOT / "README.md",
+    ROOT / "fdllm_jax" / "assets" / "fdllm-9m" / "README.md",
+    ROOT / "pallas_kernels" / "README.md",
+)
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -27,10 +32,15 @@ def filled(text: str) -> str:
     return _TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
 
 
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """The rows of a results file."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+
+
 def small_model() -> str:
     """Accuracy and tokens per step of the shipped checkpoint."""
     figures: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
-    for row in json.loads((RESULTS / "small_model.json").read_text(encoding="utf-8"))["rows"]:
+    for row in rows_of("small_model"):
         figures.setdefault((row["case"]["task"], row["case"]["method"]), {})[row["metric"]] = row
     lines = ["| task | method | accuracy | of | tokens per step |", "|---|---|---|---|---|"]
     for (task, method), of in figures.items():
@@ -43,7 +53,46 @@ def small_model() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"small_model": small_model}
+def timed(name: str, heading: str, unit: str, seconds: float) -> str:
+    """Times of each case in a unit of `seconds`: its floor, XLA, the kernel, and what other libraries take."""
+    of_case: dict[str, dict[str, Any]] = {}
+    for row in rows_of(name):
+        if row["metric"] != "time":
+            continue
+        case, baseline = dict(row["case"]), row["baseline"]
+        figures = of_case.setdefault(
+            " ".join(
+                str(value) if key in ("op", "part") else f"{key} {value}"
+                for key, value in case.items()
+                if key != "kernels"
+            ),
+            {"floor": row["floor"], "other": "-"},
+        )
+        figures[case["kernels"]] = row["median"]
+        if baseline is not None and baseline["name"] != "xla":
+            figures["other"] = f"{baseline['median'] / seconds:.1f} ({re.split('[ :]', baseline['name'])[0]})"
+
+    def cell(figures: Mapping[str, Any], kernels: str) -> str:
+        if kernels not in figures:
+            return "-"
+        return f"{figures[kernels] / seconds:.1f} ({figures[kernels] / figures['floor']:.2f}x)"
+
+    others = any(figures["other"] != "-" for figures in of_case.values())
+    lines = [
+        f"| {heading} | floor, {unit} | kernel | XLA |{' other |' * others}",
+        f"|---|---|---|---|{'---|' * others}",
+    ]
+    for case, figures in of_case.items():
+        cells = [case, f"{figures['floor'] / seconds:.1f}", cell(figures, "pallas"), cell(figures, "xla")]
+        lines.append(f"| {' | '.join([*cells, figures['other']] if others else cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "small_model": small_model,
+    "kernels": partial(timed, "kernels", "operation", "us", 1e-6),
+    "forward": partial(timed, "forward", "forward", "ms", 1e-3),
+}
 
 if __name__ == "__main__":
     main()
