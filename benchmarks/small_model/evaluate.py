@@ -46,6 +46,7 @@ def main() -> None:
     options = p.parse_args()
 
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
+    settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
     tasks = {"word_problems": options.problems, "functions": options.functions}
     rows: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
@@ -74,10 +75,9 @@ def main() -> None:
                 {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
                 for prompt, result, ok in zip(prompts, results, right, strict=True)
             ]
+            report.write(options.output, settings=settings_of_run, rows=rows)  # an interrupted run keeps what it has
             for row in rows[first:]:
                 print(f"{task:>14} {method:>27} {row['metric']:>16}: {row['median']:.4f}", flush=True)
-    settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
-    report.write(options.output, settings=settings_of_run, rows=rows)
     if options.samples:
         lines = (json.dumps(sample, ensure_ascii=False) for sample in samples)
         options.samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
