@@ -302,8 +302,8 @@ class LLM:
         row[: len(request.prompt)] = request.prompt
         return _admit(
             state,
-            jnp.int32(slot),
-            jnp.asarray(row),
+            np.int32(slot),
+            row,
             Request.of(len(request.prompt), request.settings),
             method=method,
             mask_token_id=self.config.mask_token_id,

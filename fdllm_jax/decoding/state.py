@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
@@ -48,25 +49,26 @@ class Request:
 
     @classmethod
     def of(cls, prompt_length: int, settings: Settings) -> "Request":
-        """The request of one prompt of `prompt_length` tokens."""
+        """One prompt's request, as NumPy's numbers: one call takes them to the device."""
 
-        def number(name: str, otherwise: float) -> Array:
+        def number(name: str, otherwise: float) -> Any:
             value = settings.value(name)
-            return jnp.float32(otherwise if value is None else value)
+            return np.float32(otherwise if value is None else value)
 
-        return cls(
-            prompt_length=jnp.int32(prompt_length),
-            gen_length=jnp.int32(settings.gen_length),
-            steps=jnp.int32(min(settings.value("steps") or settings.gen_length, MOST_STEPS)),
-            threshold=number("threshold", 0.0),
-            factor=number("factor", 0.0),
-            gamma=number("gamma", 0.0),
-            plain_threshold=number("plain_threshold", jnp.inf),
-            max_deviation=number("max_deviation", 1.0),
-            temperature=jnp.float32(settings.temperature),
-            cfg_scale=number("cfg_scale", 0.0),
-            seed=jnp.uint32(settings.seed),
-        )
+        numbers: dict[str, Any] = {
+            "prompt_length": np.int32(prompt_length),
+            "gen_length": np.int32(settings.gen_length),
+            "steps": np.int32(min(settings.value("steps") or settings.gen_length, MOST_STEPS)),
+            "threshold": number("threshold", 0.0),
+            "factor": number("factor", 0.0),
+            "gamma": number("gamma", 0.0),
+            "plain_threshold": number("plain_threshold", np.inf),
+            "max_deviation": number("max_deviation", 1.0),
+            "temperature": np.float32(settings.temperature),
+            "cfg_scale": number("cfg_scale", 0.0),
+            "seed": np.uint32(settings.seed),
+        }
+        return cls(**numbers)
 
 
 @pytree
