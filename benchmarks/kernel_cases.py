@@ -243,8 +243,8 @@ def _attention_cases(sizes: Sizes, op: str) -> list[Case]:
             k, v, buffered, seen = rest
             return (verify_attention(q, k, v, k_cache, v_cache, table, buffered, seen, **run),)
         if scored:
-            return tuple(scheduled_attention(q, k_cache, v_cache, table, score_rows=rest[0], **run))
-        return (scheduled_attention(q, k_cache, v_cache, table, **run),)
+            return tuple(scheduled_attention(q, k_cache, v_cache, table, score_rows=rest[0], aligned=True, **run))
+        return (scheduled_attention(q, k_cache, v_cache, table, aligned=True, **run),)
 
     def work(slots: int) -> Work:
         if verify:

@@ -4,7 +4,6 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +13,10 @@ import numpy as np
 from flax import nnx
 
 import convert
+from fdllm_jax import exchange
 from fdllm_jax.decoding.loop import run
 from fdllm_jax.decoding.methods import Method, method_of
-from fdllm_jax.decoding.state import DecodeState, Request, Rule, Trace, admit, empty_state
+from fdllm_jax.decoding.state import MOST_STEPS, DecodeState, Rule
 from fdllm_jax.model import from_parameters
 from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
@@ -28,14 +28,8 @@ SHIPPED = ASSETS / "fdllm-9m"
 CAPACITY_STEP = 64  # automatic capacities are multiples of this, so that near lengths share a compiled program
 MOST_SLOTS = 32
 STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks of the host: for stop strings, and for Ctrl-C
+SECONDS_BETWEEN_LOOKS = 0.05  # a look after fewer, at no stop string, lets the next take twice as many steps
 MOST_ROWS = 2**31  # cache rows are counted in int32
-
-
-@partial(jax.jit, static_argnames=("method", "mask_token_id"), donate_argnames="state")
-def _admit(
-    state: DecodeState, slot: jax.Array, prompt: jax.Array, request: Request, *, method: Method, mask_token_id: int
-) -> DecodeState:
-    return admit(state, slot, prompt, request, method.memory(1), mask_token_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +77,6 @@ class Snapshot(NamedTuple):
 
 
 Watcher = Callable[[list[Snapshot]], None]
-
-
-class _Seen(NamedTuple):
-    """What the host reads of a state, fetched at once."""
-
-    tokens: np.ndarray
-    masked: np.ndarray
-    step: np.ndarray
-    forwards: np.ndarray
-    trace: Trace
-
-    @classmethod
-    def of(cls, state: DecodeState) -> "_Seen":
-        return cls(*jax.device_get((state.tokens, state.masked, state.step, state.forwards, state.trace)))
 
 
 @dataclass(slots=True)
@@ -178,27 +158,33 @@ class LLM:
         waiting = [_Running(i, prompt, s, 0.0) for i, (prompt, s) in enumerate(zip(ids, each, strict=True))][::-1]
         running: dict[int, _Running] = {}
         results: dict[int, Result] = {}
+        max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
+        may_be_late = watch is None and not any(s.stop for s in each)
         while waiting or running:
             for slot in range(slots):
                 if slot not in running and waiting:
                     running[slot] = waiting.pop()
                     state = self._admit(state, slot, running[slot], method)
                     running[slot].started = time.perf_counter()
-            max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
-            state = program(self._parameters, state, jnp.int32(max_steps))
+            looked = time.perf_counter()
+            state = program(self._parameters, state, np.int32(max_steps))
             live = np.array(state.live)
+            soon = time.perf_counter() - looked < SECONDS_BETWEEN_LOOKS
+            if may_be_late and soon and all(live[slot] for slot in running):
+                max_steps = min(2 * max_steps, MOST_STEPS)
             ready = [(slot, request) for slot, request in running.items() if request.settings.stop or not live[slot]]
             if ready or watch is not None:
-                seen = _Seen.of(state)
+                seen = exchange.read(state)
                 if watch is not None:
                     watch([Snapshot(r.index, *_response(seen, slot, r)) for slot, r in running.items()])
                 for slot, request in ready:
                     finished = self._harvest(seen, slot, request, done=not live[slot])
                     if finished is not None:
-                        live[slot] = False
                         results[request.index] = finished
                         del running[slot]
-            state = replace(state, live=jnp.asarray(live))
+                        if live[slot]:  # a stop string
+                            live[slot] = False
+                            state = replace(state, live=jnp.asarray(live))
         return [results[i] for i in range(len(ids))]
 
     def _encode(self, prompts: Any, raw: bool) -> list[list[int]]:
@@ -243,8 +229,8 @@ class LLM:
 
     def _method(self, each: Sequence[Settings]) -> Method:
         self._check_budgets(each)
-        longest = max(s.gen_length for s in each)
-        methods = [method_of(s, eos_ids=self.tokenizer.eos_ids, longest=longest) for s in each]
+        shared = {"longest": max(s.gen_length for s in each), "noisy": any(s.temperature > 0 for s in each)}
+        methods = [method_of(s, eos_ids=self.tokenizer.eos_ids, **shared) for s in each]
         other = next((i for i, method in enumerate(methods) if method != methods[0]), None)
         if other is not None:
             used, others = each[0].program(), each[other].program()
@@ -294,22 +280,13 @@ class LLM:
         return self._programs[key]
 
     def _empty(self, slots: int, capacity: int, method: Method) -> DecodeState:
-        memory = method.memory(slots)
-        return empty_state(self.config, slots=slots, capacity=capacity, dtype=self.dtype, memory=memory)
+        return exchange.empty(config=self.config, slots=slots, capacity=capacity, dtype=self.dtype, method=method)
 
     def _admit(self, state: DecodeState, slot: int, request: _Running, method: Method) -> DecodeState:
-        row = np.zeros(state.tokens.shape[1], np.int32)
-        row[: len(request.prompt)] = request.prompt
-        return _admit(
-            state,
-            np.int32(slot),
-            row,
-            Request.of(len(request.prompt), request.settings),
-            method=method,
-            mask_token_id=self.config.mask_token_id,
-        )
+        admission = exchange.admission(slot, request.prompt, request.settings, state.tokens.shape[1])
+        return exchange.admit(state, admission, method=method, mask_token_id=self.config.mask_token_id)
 
-    def _harvest(self, seen: _Seen, slot: int, request: _Running, *, done: bool) -> Result | None:
+    def _harvest(self, seen: exchange.Seen, slot: int, request: _Running, *, done: bool) -> Result | None:
         """The slot's result if it is done, or if its text so far holds a stop string; else None."""
         start = len(request.prompt)
         tokens, known = _response(seen, slot, request)
@@ -346,7 +323,7 @@ class LLM:
         return next(n for n in range(len(tokens) + 1) if len(self.tokenizer.decode(tokens[:n])) >= characters)
 
 
-def _response(seen: _Seen, slot: int, request: _Running) -> tuple[np.ndarray, np.ndarray]:
+def _response(seen: exchange.Seen, slot: int, request: _Running) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of the response so far, and where they are committed."""
     span = slice(start := len(request.prompt), start + request.settings.gen_length)
     return seen.tokens[slot, span], ~seen.masked[slot, span]

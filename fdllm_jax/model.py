@@ -115,8 +115,9 @@ class Layer(nnx.Module):
         }
         if query.visibility is None:
             q, k_cache, v_cache = qkv_rope_cache(*inputs, **of_heads)
+            kernels = self.kernels.scheduled_attention
             out = scheduled_attention(
-                q, k_cache, v_cache, query.block_table, **of_blocks, kernels=self.kernels.scheduled_attention
+                q, k_cache, v_cache, query.block_table, **of_blocks, aligned=query.aligned, kernels=kernels
             )
             attended, scores = out if isinstance(out, tuple) else (out, None)
         else:

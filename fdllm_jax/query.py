@@ -22,6 +22,7 @@ class Query:
     block_table: rows of (slot, kv_length, first_row, rows). A block's query rows see the cache rows of its slot at
         positions below kv_length. A block belongs to one slot; an empty one has 0 rows.
     block_rows: the most rows of a block.
+    aligned: whether there is one block for each slot, in their order, each at block_rows times its slot.
     visibility: who sees whom among the rows of a block, where several may stand at one position (verify). None: every
         row of a block writes, and they see the cache as it is then.
     buffered: with `visibility`, the cache rows of positions that have a row in the buffer; no row sees them.
@@ -38,6 +39,7 @@ class Query:
     buffered: Bool[Array, "cache_rows"] | None = None
     score_rows: Bool[Array, "rows"] | None = None
     block_rows: int = field(metadata={"static": True})
+    aligned: bool = field(default=False, metadata={"static": True})
     track_layers: tuple[int, ...] | None = field(default=None, metadata={"static": True})
 
 
@@ -108,5 +110,6 @@ def partial_query(
         buffered=buffered,
         score_rows=None if scored is None else (real & scored).reshape(flat),
         block_rows=rows_a_slot,
+        aligned=True,
         track_layers=track_layers,
     )

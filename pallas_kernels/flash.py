@@ -22,6 +22,10 @@ from pallas_kernels.implementation import precision_of
 LOWEST = -1e30  # below every score, and finite: a row that has seen no key yet must not compute inf - inf
 PROGRAMS = 264  # two for each of an H200's 132 multiprocessors; a launch with fewer is split along the keys
 MOST_SPLITS = 8
+# From so many rows of a block and so many of its programs (128 rows and a head each) on, cuDNN is faster than these
+# kernels where it can run: here fewer rows are a narrower tile, and fewer programs are split along the keys.
+CUDNN_ROWS = 65
+CUDNN_PROGRAMS = 132  # one for each of an H200's multiprocessors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,12 @@ LINEAR_RESIDUAL = (
     Case(rows=128, k=4096, tiles=Tiles(rows=64, columns=64, inner=64, stages=5, splits=2)),
     Case(rows=64, tiles=Tiles(rows=64, columns=64, inner=64, stages=5, splits=4)),
 )
+GATE_UP = Tiles(rows=64, columns=256, inner=64, warps=8, stages=4)
 GATE_UP_SILU = (
     Case(rows=16, tiles=Tiles(rows=16, columns=128, inner=64, stages=4)),
     Case(rows=32, tiles=Tiles(rows=32, columns=128, inner=64, stages=4)),
-    Case(rows=64, tiles=Tiles(rows=64, columns=256, inner=64, warps=8, stages=4)),
+    Case(rows=64, tiles=GATE_UP),
+    Case(k=512, tiles=GATE_UP),  # a small model: one launch, not two
 )
 
 

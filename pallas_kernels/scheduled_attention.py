@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels import scheduled_attention_cudnn as cudnn
 from pallas_kernels import scheduled_attention_kernel as kernel
 from pallas_kernels.implementation import Implementation, precision_of
 
@@ -20,12 +21,12 @@ Scores = Float[Array, "cache_rows"]
 @overload
 def scheduled_attention(
     q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
-    score_rows: None = None, kernels: Implementation = "xla",
+    aligned: bool = False, score_rows: None = None, kernels: Implementation = "xla",
 ) -> Array: ...  # fmt: skip
 @overload
 def scheduled_attention(
     q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
-    score_rows: Array, kernels: Implementation = "xla",
+    aligned: bool = False, score_rows: Array, kernels: Implementation = "xla",
 ) -> tuple[Array, Array]: ...  # fmt: skip
 def scheduled_attention(
     q: Float[Array, "rows heads head_dim"],
@@ -35,6 +36,7 @@ def scheduled_attention(
     *,
     capacity: int,
     block_rows: int,
+    aligned: bool = False,
     score_rows: Bool[Array, "rows"] | None = None,
     kernels: Implementation = "xla",
 ) -> Attended | tuple[Attended, Scores]:
@@ -47,12 +49,25 @@ def scheduled_attention(
     With `score_rows` the result is (attended, scores): scores[slot * capacity + position] is the attention probability
     (fp32) of that cache row, summed over the marked query rows of its slot and over heads (the tracking score of
     arXiv 2609.26796, equation 2, before its means over heads and rows).
+
+    `aligned` is the caller's word that block i is of slot i and its first_row i * block_rows, and that all cache rows
+    are finite. It changes no result, but may let cuDNN run, which multiplies rows beyond kv_length by 0. Raises
+    ValueError where there are not as many blocks as slots, or other query rows than theirs.
     """
+    blocks = block_table.shape[0]
+    if aligned and (q.shape[0] != blocks * block_rows or k_cache.shape[0] != blocks * capacity):
+        raise ValueError(
+            f"{blocks} aligned blocks of {block_rows=} and {capacity=} do not fit {q.shape[0]} query rows and "
+            f"{k_cache.shape[0]} cache rows"
+        )
     if kernels == "xla":
         return _reference(q, k_cache, v_cache, block_table, score_rows, capacity=capacity, block_rows=block_rows)
     run = {"capacity": capacity, "block_rows": block_rows, "interpret": kernels == "interpret"}
-    attended, lse = kernel.attend(q, k_cache, v_cache, block_table, **run)
-    if score_rows is None:
+    if aligned and kernels == "pallas" and cudnn.preferred(q, blocks=blocks, block_rows=block_rows):
+        attended, lse = cudnn.attend(q, k_cache, v_cache, block_table, with_lse=score_rows is not None)
+    else:
+        attended, lse = kernel.attend(q, k_cache, v_cache, block_table, **run)
+    if score_rows is None or lse is None:
         return attended
     scores = kernel.tracking_scores(q, k_cache, lse, block_table, score_rows, **run)
     return attended, sum_by_slot(scores, block_table, slots=k_cache.shape[0] // capacity)

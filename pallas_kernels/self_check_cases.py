@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pallas_kernels.flash import PROGRAMS
+from pallas_kernels import scheduled_attention_cudnn
+from pallas_kernels.flash import CUDNN_PROGRAMS, PROGRAMS
 from pallas_kernels.head_statistics import Noise, head_statistics
 from pallas_kernels.implementation import Implementation, precision_of
 from pallas_kernels.matmul import gate_up_silu, linear_residual
@@ -219,7 +220,25 @@ def _attention_outputs(
 
 def _scheduled_attention_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:
     of_cache = ("k_cache", "v_cache")
-    return _attention_outputs(inputs, shape, kernels, op=scheduled_attention, of_rows=("q",), of_cache=of_cache)
+    yield from _attention_outputs(inputs, shape, kernels, op=scheduled_attention, of_rows=("q",), of_cache=of_cache)
+    yield from _aligned_outputs(inputs, shape, kernels)
+
+
+def _aligned_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:
+    """As many aligned blocks as cuDNN is used for, if it is, with scores and without: the two slots over and over."""
+    copies = -(-CUDNN_PROGRAMS // (2 * shape.n_heads))
+    slots, rows = 2 * copies, MANY - 3
+    q, k_cache, v_cache = (jnp.tile(inputs[name], (copies, 1, 1)) for name in ("q", "k_cache", "v_cache"))
+    if not scheduled_attention_cudnn.preferred(q, blocks=slots, block_rows=MANY):
+        return
+    table = jnp.array([(i, KV_LENGTHS[i % 2], i * MANY, rows) for i in range(slots)], jnp.int32)
+    for score_rows in (None, jnp.tile(inputs["score_rows"], copies)):
+        call: dict[str, Any] = {"capacity": CAPACITY, "block_rows": MANY, "aligned": True, "kernels": kernels}
+        out = scheduled_attention(q, k_cache, v_cache, table, score_rows=score_rows, **call)
+        attended, *scores = jax.tree.leaves(out)
+        at = f"of aligned blocks with{'out' * (score_rows is None)} scores"
+        yield f"attended {at}", attended.reshape(slots, MANY, -1)[:, :rows]
+        yield from ((f"scores {at}", value) for value in scores)
 
 
 def _verify_attention_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:

@@ -38,6 +38,11 @@ def factor(
     return _or_most_confident(eligible & (rank < first_failure), confidence, eligible, Rule.FACTOR)
 
 
+def rank(value: Float[Array, "slots window"]) -> Int[Array, "slots window"]:
+    """Each row's place when the rows are sorted by value, the largest first."""
+    return jnp.sum(_before(value), axis=-1, dtype=jnp.int32)
+
+
 def most_confident(
     confidence: Float[Array, "slots window"], eligible: Bool[Array, "slots window"]
 ) -> Bool[Array, "slots window"]:
@@ -52,20 +57,20 @@ def write(
     confidence: Float[Array, "slots window"],
     rule: Int[Array, "slots window"],
 ) -> DecodeState:
-    """Commit the rows whose rule is not NONE: their tokens, and their entries in the trace."""
-    slot = jnp.arange(len(state.tokens))[:, None]
-    committed = rule != Rule.NONE
-    target = jnp.where(committed, position, state.tokens.shape[1])
+    """Commit the rows whose rule is not NONE: their tokens, and their entries in the trace. No two share a position."""
+    here = (rule != Rule.NONE)[:, :, None] & (position[:, :, None] == jnp.arange(state.tokens.shape[1])[None, None])
+    committed = jnp.any(here, axis=1)
 
     def put(array: Array, value: Array) -> Array:
-        return array.at[slot, target].set(value, mode="drop")
+        """By a sum of one value: all arrays' sums are one kernel of a GPU, and scatters one each."""
+        return jnp.where(committed, jnp.sum(jnp.where(here, value[:, :, None], 0), axis=1, dtype=array.dtype), array)
 
     return replace(
         state,
         tokens=put(state.tokens, token),
-        masked=put(state.masked, jnp.zeros_like(committed)),
+        masked=state.masked & ~committed,
         trace=Trace(
-            step=put(state.trace.step, jnp.broadcast_to(state.step[:, None], position.shape)),
+            step=jnp.where(committed, state.step[:, None], state.trace.step),
             rule=put(state.trace.rule, rule),
             confidence=put(state.trace.confidence, confidence),
         ),
@@ -92,7 +97,11 @@ def _or_most_confident(passing: Array, confidence: Array, eligible: Array, rule:
 
 def _rank(confidence: Array, eligible: Array) -> Array:
     """How many eligible rows come before each row: those of higher confidence, and equal ones to the left."""
-    mine, other = confidence[:, :, None], confidence[:, None, :]
-    index = jnp.arange(confidence.shape[-1])[None]
-    before = (other > mine) | ((other == mine) & (index[:, None, :] < index[:, :, None]))
-    return jnp.sum(before & eligible[:, None, :], axis=-1)
+    return jnp.sum(_before(confidence) & eligible[:, None, :], axis=-1)
+
+
+def _before(value: Array) -> Array:
+    """[slots, row, other]: the other row comes first."""
+    mine, other = value[:, :, None], value[:, None, :]
+    index = jnp.arange(value.shape[-1])[None]
+    return (other > mine) | ((other == mine) & (index[:, None, :] < index[:, :, None]))

@@ -36,6 +36,7 @@ class FastDLLM:
     by_factor: bool
     rows: int
     eos_ids: tuple[int, ...]
+    noisy: bool
 
     def memory(self, slots: int) -> Block:
         """At the start: the first block, not refreshed."""
@@ -52,7 +53,7 @@ class FastDLLM:
         eligible = state.live[:, None] & (window < capacity) & is_open
 
         seen, state = self._forward(model, state, start, end, jnp.minimum(window, capacity - 1))
-        token, confidence, _ = passes.predict(model, state, seen.hidden, window)
+        token, confidence, _ = passes.predict(model, state, seen.hidden, window, noisy=self.noisy)
         if self.by_factor:
             rule = commit.factor(confidence, eligible, state.request.factor)
         else:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fdllm_jax.decoding import commit, passes, track
-from fdllm_jax.decoding.state import DecodeState, Rule, finish, open_before
+from fdllm_jax.decoding.state import DecodeState, Rule, finish
 from fdllm_jax.decoding.track import Budgets
 from fdllm_jax.decoding.verify import (
     CONTEXT,
@@ -57,6 +57,7 @@ class FlashDLLM:
     verify_rows: int
     skip_verify: bool
     eos_ids: tuple[int, ...]
+    noisy: bool
 
     def memory(self, slots: int) -> Memory:
         """At the start: nothing tracked, nothing verified, and verify is worth its cost."""
@@ -82,14 +83,15 @@ class FlashDLLM:
         """Compute T and M (at first everything), commit by threshold; the rest of the window are candidates."""
         capacity = state.tokens.shape[1]
         masked = track.masked_window(state, self.budgets)
-        window = open_before(state, state.end, self.block_length)
-        position = _front_packed(jnp.concatenate([state.memory.tracked, masked], axis=1), capacity)
+        window = masked[:, : self.block_length]
+        window = jnp.where(window < state.end[:, None], window, capacity)
+        position = _one_after_the_other(state.memory.tracked, masked, capacity)
         first = state.live & (state.step == 0)
         seen, state = passes.whole_or_some(
             model, state, first, position, window, tracking=track.tracking(state, masked, self.budgets)
         )
         assert seen.scores is not None
-        token, confidence, _ = passes.predict(model, state, seen.hidden, window)
+        token, confidence, _ = passes.predict(model, state, seen.hidden, window, noisy=self.noisy)
         eligible = state.live[:, None] & (window < capacity)
         rule = commit.threshold(confidence, eligible, state.request.threshold)
         state = commit.write(state, window, token, confidence, rule)
@@ -167,7 +169,7 @@ class FlashDLLM:
         mask_row = (contexts + candidates.count)[:, None] + jnp.arange(self.block_length)[None]
         seen, state = passes.some(model, state, query, mask_row)
 
-        found = passes.predict(model, state, seen.hidden, candidates.position, given=candidates.draft)
+        found = passes.predict(model, state, seen.hidden, candidates.position, noisy=self.noisy, given=candidates.draft)
         accepted = accept(state, candidates, found, memory.product, how, self.eos_ids)
         verified = jnp.sum(accepted.rule == Rule.VERIFIED, axis=1, dtype=jnp.int32)
         share = verified / jnp.maximum(candidates.count, 1)
@@ -176,10 +178,12 @@ class FlashDLLM:
         return replace(state, memory=replace(memory, product=accepted.product, rate=rate))
 
 
-def _front_packed(position: Int[Array, "slots rows"], capacity: int) -> Int[Array, "slots rows"]:
-    """The positions below the capacity first, in order, then the capacity."""
-    real = position < capacity
-    order = jnp.argsort(~real, axis=1, stable=True)
-    return jnp.where(
-        jnp.take_along_axis(real, order, axis=1), jnp.take_along_axis(position, order, axis=1), capacity
-    ).astype(jnp.int32)
+def _one_after_the_other(
+    first: Int[Array, "slots first"], second: Int[Array, "slots second"], capacity: int
+) -> Int[Array, "slots rows"]:
+    """The positions of both, without the gap between them: each holds its positions, then the capacity or more."""
+    count = jnp.sum(first < capacity, axis=1, keepdims=True, dtype=jnp.int32)
+    row = jnp.arange(first.shape[1] + second.shape[1])[None]
+    of_second = jnp.take_along_axis(second, row - count, axis=1, mode="fill", fill_value=capacity)
+    of_first = jnp.take_along_axis(first, jnp.minimum(row, first.shape[1] - 1), axis=1)
+    return jnp.where(row < count, of_first, of_second)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -36,6 +35,7 @@ class LLaDASampler:
     banned: tuple[int, ...]
     committed_last: tuple[int, ...]
     eos_ids: tuple[int, ...]
+    noisy: bool
 
     def memory(self, slots: int) -> Block:
         """At the start: the first step of the first block."""
@@ -85,7 +85,9 @@ class LLaDASampler:
         wanted = jnp.minimum(position, capacity - 1)
         seen, state = passes.whole(model, state, state.live, wanted)
         if not self.guided:
-            found = passes.predict(model, state, seen.hidden, position, noise_step=state.step, banned=self.banned)
+            found = passes.predict(
+                model, state, seen.hidden, position, noisy=self.noisy, noise_step=state.step, banned=self.banned
+            )
             return Prediction(found.token, found.confidence), state
         in_prompt = jnp.arange(capacity)[None] < state.request.prompt_length[:, None]
         tokens = jnp.where(in_prompt, model.config.mask_token_id, state.tokens)
@@ -102,12 +104,5 @@ class LLaDASampler:
         if self.banned:
             logits = logits.at[..., jnp.array(self.banned)].set(-jnp.inf)
         request = state.request
-
-        def with_noise(logits: Array) -> Prediction:
-            noise = gumbel(request.seed, state.step, position, logits.shape[-1])
-            return predict(logits, noise, request.temperature)
-
-        def without_noise(logits: Array) -> Prediction:
-            return predict(logits, None, request.temperature)
-
-        return jax.lax.cond(jnp.any(state.live & (request.temperature > 0)), with_noise, without_noise, logits)
+        noise = gumbel(request.seed, state.step, position, logits.shape[-1]) if self.noisy else None
+        return predict(logits, noise, request.temperature)

@@ -19,15 +19,22 @@ from fdllm_jax.settings import Settings
 Method = LLaDASampler | ThresholdSampler | FastDLLM | FlashDLLM | OnePass
 
 
-def method_of(settings: Settings, *, eos_ids: tuple[int, ...], longest: int | None = None) -> Method:
+def method_of(
+    settings: Settings, *, eos_ids: tuple[int, ...], longest: int | None = None, noisy: bool | None = None
+) -> Method:
     """The method that `settings` name.
 
-    eos_ids: the EOS id first, then other ids that end a text. longest: the largest gen_length of the requests that
-    share the method (that of `settings` when None); no window is wider.
+    eos_ids: the EOS id first, then other ids that end a text. Of the requests that share the method (those of
+    `settings` when None), longest: the largest gen_length, no window is wider; noisy: whether any has a temperature.
     """
     longest = longest or settings.gen_length
+    noisy = settings.temperature > 0 if noisy is None else noisy
     name, value = settings.method, settings.value
-    common: dict[str, Any] = {"block_length": min(settings.block_length, longest), "eos_ids": eos_ids}
+    common: dict[str, Any] = {
+        "block_length": min(settings.block_length, longest),
+        "eos_ids": eos_ids,
+        "noisy": noisy,
+    }
     if name == "llada":
         return LLaDASampler(
             **common,

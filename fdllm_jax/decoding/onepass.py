@@ -19,6 +19,7 @@ from fdllm_jax.decoding.verify import (
     Verification,
     accept,
     in_order,
+    inverse,
     visibility,
     write,
 )
@@ -64,6 +65,7 @@ class OnePass:
     budgets: Budgets
     verification: Verification
     eos_ids: tuple[int, ...]
+    noisy: bool
 
     @property
     def predicted(self) -> int:
@@ -98,6 +100,7 @@ class OnePass:
             state,
             seen.hidden,
             jnp.concatenate([candidates.position, plain_at], axis=1),
+            noisy=self.noisy,
             given=jnp.pad(candidates.draft, ((0, 0), (0, self.predicted))),
         )
         assert found.given_probability is not None
@@ -165,7 +168,7 @@ class OnePass:
         others = drafts + count
         total = others + count
         row = jnp.arange(self.budgets.track_budget + self.budgets.mask_window + 2 * width)[None]
-        of_place = jnp.argsort(candidates.place, axis=1)  # the rank of each place of the decode window
+        of_place = inverse(candidates.place)  # the rank of each place of the decode window
         of_place = jnp.pad(
             of_place, ((0, 0), (0, masked.shape[1] - width)), constant_values=width
         )  # behind the window there is no candidate

@@ -150,24 +150,21 @@ def predict(
     hidden: Float[Array, "slots wanted d_model"],
     position: Int[Array, "slots wanted"],
     *,
+    noisy: bool,
     given: Int[Array, "slots wanted"] | None = None,
     noise_step: Int[Array, "slots"] | None = None,
     banned: tuple[int, ...] = (),
 ) -> HeadStatistics:
-    """Predictions [slots, wanted] from activations, with the noise of each request's seed where it has a temperature.
+    """Predictions [slots, wanted] from activations.
 
-    given: tokens whose probabilities are asked for as well. noise_step: draws anew in every step; None never does.
+    noisy: with the noise of each request's seed, times its temperature. given: tokens whose probabilities are asked for
+    as well. noise_step: draws anew in every step; None never does.
     """
-    shape, temperature = position.shape, state.request.temperature
-
-    def statistics(noise: Noise | None) -> HeadStatistics:
-        flat = None if given is None else given.reshape(-1)
-        return model.statistics(hidden.reshape(-1, hidden.shape[-1]), given=flat, banned=banned, noise=noise)
-
-    def with_noise() -> HeadStatistics:
+    noise = None
+    if noisy:
         step = jnp.zeros_like(state.step) if noise_step is None else noise_step
         keys = gumbel_keys(state.request.seed, step, position)
-        return statistics(Noise(keys.reshape(-1), jnp.repeat(temperature, shape[1])))
-
-    found = jax.lax.cond(jnp.any(state.live & (temperature > 0)), with_noise, lambda: statistics(None))
-    return jax.tree.map(lambda x: x.reshape(shape), found)
+        noise = Noise(keys.reshape(-1), jnp.repeat(state.request.temperature, position.shape[1]))
+    flat = None if given is None else given.reshape(-1)
+    found = model.statistics(hidden.reshape(-1, hidden.shape[-1]), given=flat, banned=banned, noise=noise)
+    return jax.tree.map(lambda x: x.reshape(position.shape), found)

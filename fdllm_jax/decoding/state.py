@@ -181,13 +181,10 @@ def finish(state: DecodeState) -> DecodeState:
 
 def open_before(state: DecodeState, end: Int[Array, "slots"], count: int) -> Int[Array, "slots count"]:
     """The first `count` masked positions before `end`, left to right, then the capacity."""
-    capacity = state.tokens.shape[1]
-    is_open = state.masked & (jnp.arange(capacity)[None] < end[:, None])
-
-    def first(row: Array) -> Array:
-        return jnp.nonzero(row, size=count, fill_value=capacity)[0].astype(jnp.int32)
-
-    return jax.vmap(first)(is_open)
+    is_open = state.masked & (jnp.arange(state.tokens.shape[1])[None] < end[:, None])
+    so_far = jnp.cumsum(is_open, axis=1, dtype=jnp.int32)
+    # The position of number n has as many positions before it as there are with at most n open ones up to them.
+    return jnp.sum(so_far[:, None] <= jnp.arange(count)[None, :, None], axis=2, dtype=jnp.int32)
 
 
 def first_eos(state: DecodeState, eos_ids: tuple[int, ...]) -> Int[Array, "slots"]:

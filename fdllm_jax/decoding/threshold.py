@@ -19,6 +19,7 @@ class ThresholdSampler:
 
     block_length: int
     eos_ids: tuple[int, ...]
+    noisy: bool
 
     def memory(self, slots: int) -> tuple[()]:
         """Nothing."""
@@ -29,7 +30,7 @@ class ThresholdSampler:
         position = open_before(state, state.end, self.block_length)
         capacity = state.tokens.shape[1]
         seen, state = passes.whole(model, state, state.live, jnp.minimum(position, capacity - 1))
-        token, confidence, _ = passes.predict(model, state, seen.hidden, position)
+        token, confidence, _ = passes.predict(model, state, seen.hidden, position, noisy=self.noisy)
         eligible = state.live[:, None] & (position < capacity)
         rule = commit.threshold(confidence, eligible, state.request.threshold)
         state = commit.write(state, position, token, confidence, rule)

@@ -61,10 +61,17 @@ def in_order(
     order: Order,
 ) -> Candidates:
     """The eligible positions of the window, the most confident first (ties: the lower position), or left to right."""
-    key = -confidence if order == "confidence" else jnp.zeros_like(confidence)
-    place = jnp.argsort(jnp.where(eligible, key, jnp.inf), axis=1, stable=True)
+    key = confidence if order == "confidence" else jnp.zeros_like(confidence)
+    place = inverse(commit.rank(jnp.where(eligible, key, -jnp.inf)))
     position, draft = (jnp.take_along_axis(x, place, axis=1) for x in (position, draft))
-    return Candidates(place.astype(jnp.int32), position, draft, jnp.sum(eligible, axis=1, dtype=jnp.int32))
+    return Candidates(place, position, draft, jnp.sum(eligible, axis=1, dtype=jnp.int32))
+
+
+def inverse(permutation: Int[Array, "slots window"]) -> Int[Array, "slots window"]:
+    """Where each number 0 .. window - 1 stands."""
+    number = jnp.arange(permutation.shape[1])
+    here = permutation[:, None] == number[None, :, None]
+    return jnp.sum(jnp.where(here, number[None, None], 0), axis=2, dtype=jnp.int32)
 
 
 def visibility(view: Int[Array, "slots rows"], rank: Int[Array, "slots rows"], isolation: Isolation) -> Visibility:

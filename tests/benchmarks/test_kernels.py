@@ -10,6 +10,7 @@ from benchmarks import kernel_cases, kernels, report, roofline
 from benchmarks.roofline import H200, LLADA_8B, Work
 
 KEYS = 956
+tiny_on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="tiny shapes are the CPU's: noise on a GPU")
 
 
 def attention(slots: int) -> Work:
@@ -70,6 +71,7 @@ def test_which_ceiling_binds() -> None:
     assert head.bytes == 2 * 4096 * (126464 + 64)
 
 
+@tiny_on_cpu
 def test_a_tiny_run_writes_whole_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "kernels.json"
     assert kernels.main(["--tiny", "--repeats", "2", "--output", str(file)]) == 0
@@ -117,6 +119,7 @@ def test_a_wrong_kernel_fails(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "against the fp32 reference" in capsys.readouterr().out
 
 
+@tiny_on_cpu
 def test_plain_triton_has_rows_where_jax_triton_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are those of any kernel; XLA stands in for it here."""
     cases = [kernels.OPS[op](kernel_cases.TINY)[0] for op in ("qkv_rope_cache", "out")]

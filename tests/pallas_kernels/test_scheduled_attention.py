@@ -1,4 +1,7 @@
-"""`scheduled_attention` and its tracking scores: XLA against float64 NumPy, the kernel against XLA, and lowering."""
+"""`scheduled_attention` and its tracking scores: XLA against float64 NumPy, the kernel against XLA, and lowering.
+
+cuDNN itself runs on a GPU only; here it is tested when it is chosen, and what is made of its results.
+"""
 
 import sys
 
@@ -9,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pallas_kernels import scheduled_attention_cudnn as cudnn
+from pallas_kernels import scheduled_attention_kernel as triton
 from pallas_kernels.scheduled_attention import scheduled_attention
-from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, jitted
+from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, in_blocks, jitted
 from tests.pallas_kernels.lowering import lower_for_cuda
 
 attention = jitted(scheduled_attention, table=3)
@@ -33,15 +38,17 @@ def in_numpy(q, k_cache, v_cache, block_table, *, capacity, score_rows):
     return out, scores
 
 
-def case(rng, blocks, *, capacity, slots, heads, kv_heads, head_dim, dtype=jnp.float32, rows=None):
-    """Inputs for blocks of (slot, kv_length, rows), a row apart, and marked rows; `rows` query rows, if not just those.
+def case(
+    rng, blocks, *, capacity, slots, heads, kv_heads, head_dim, dtype=jnp.float32, rows=None, stride=None, unread=np.nan
+):
+    """Inputs for blocks of (slot, kv_length, rows), and marked rows; `rows` query rows, if not just those.
 
-    Cache rows that no block may read are NaN.
+    The blocks are a row apart or, with a stride, its multiples. Cache rows that no block may read are `unread`.
     """
-    table, first_row = [], 1
+    table, first_row = [], 0 if stride else 1
     for slot, kv_length, in_block in blocks:
         table.append((slot, kv_length, first_row, in_block))
-        first_row += in_block + 1
+        first_row += stride or in_block + 1
     rows = rows or first_row
     read = np.zeros(slots * capacity, bool)
     for slot, kv_length, _, in_block in table:
@@ -52,7 +59,7 @@ def case(rng, blocks, *, capacity, slots, heads, kv_heads, head_dim, dtype=jnp.f
         return rng.standard_normal((n, heads, head_dim))
 
     def cache():
-        return jnp.asarray(np.where(read[:, None, None], normal(slots * capacity, kv_heads), np.nan), dtype)
+        return jnp.asarray(np.where(read[:, None, None], normal(slots * capacity, kv_heads), unread), dtype)
 
     inputs = (jnp.asarray(normal(rows, heads), dtype), cache(), cache(), jnp.asarray(table, jnp.int32))
     return inputs, jnp.asarray(rng.random(rows) < 0.4)
@@ -132,6 +139,99 @@ def test_head_dim_without_a_kernel():
         scheduled_attention(*inputs, capacity=8, block_rows=2, kernels="interpret")
 
 
+def test_aligned_blocks_that_do_not_fit():
+    shape = {"capacity": 8, "slots": 2, "heads": 1, "kv_heads": 1, "head_dim": 16, "stride": 4}
+    (q, *inputs), _ = case(np.random.default_rng(), [(0, 3, 4), (1, 8, 2)], **shape)
+    for wrong in ((q[:-1], *inputs), (q, inputs[0][:8], inputs[1][:8], inputs[2])):
+        with pytest.raises(ValueError, match="2 aligned blocks of block_rows=4 and capacity=8 do not fit"):
+            scheduled_attention(*wrong, capacity=8, block_rows=4, aligned=True)
+    out = [scheduled_attention(q, *inputs, capacity=8, block_rows=4, aligned=aligned) for aligned in (False, True)]
+    np.testing.assert_array_equal(*out)
+
+
+def cudnn_in_xla(q, k, v, *, q_seqlen, kv_seqlen, scale, mask_type, return_residual):
+    """What cuDNN computes, of any dtype, and NaN where it may leave anything."""
+    assert (scale, mask_type) == (q.shape[-1] ** -0.5, cudnn.MaskType.PADDING)
+    out, lse = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=kv_seqlen, return_residual=True)
+    inside = (jnp.arange(q.shape[1])[None] < q_seqlen[:, None]) & (jnp.minimum(q_seqlen, kv_seqlen) > 0)[:, None]
+    out, lse = jnp.where(inside[..., None, None], out, jnp.nan), jnp.where(inside[..., None], lse, jnp.nan)
+    return (out, lse.swapaxes(1, 2)) if return_residual else out
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 64), (4, 1, 16)])
+def test_cudnn_results_are_the_kernels(monkeypatch: pytest.MonkeyPatch, heads, kv_heads, head_dim):
+    """Values and log-sum-exp of the rows in blocks; the last block is empty."""
+    monkeypatch.setattr(cudnn, "dot_product_attention", cudnn_in_xla)
+    blocks = [(0, 40, 9), (1, 0, 9), (2, 1, 4), (3, 23, 1), (4, 0, 0)]
+    shape = {"capacity": 40, "slots": 5, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    inputs, _ = case(np.random.default_rng(), blocks, **shape, stride=9, unread=0)
+    expected, expected_lse = triton.attend(*inputs, capacity=40, block_rows=9, interpret=True)
+    out, lse = cudnn.attend(*inputs, with_lse=True)
+    assert error(in_blocks(out, inputs[3]), in_blocks(expected, inputs[3])) < FLOAT32_ERROR
+    lse, expected_lse = (in_blocks(x.T, inputs[3]) for x in (lse, expected_lse))
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=1e-5)
+    alone, nothing = cudnn.attend(*inputs, with_lse=False)
+    np.testing.assert_array_equal(alone, out)
+    assert nothing is None
+
+
+CUDNN_CASES = {
+    "enough blocks": (True, {}),
+    "fp16": (True, {"dtype": jnp.float16}),
+    "few KV heads": (True, {"kv_heads": 4, "head_dim": 64}),
+    "many rows of a slot": (True, {"slots": 1, "block_rows": 1024}),
+    "not aligned": (False, {"aligned": False}),
+    "interpreted": (False, {"kernels": "interpret"}),
+    "the reference": (False, {"kernels": "xla"}),
+    "one slot": (False, {"slots": 1}),
+    "few rows": (False, {"block_rows": 64}),
+    "fp32": (False, {"dtype": jnp.float32}),
+    "wide heads": (False, {"head_dim": 256}),
+    "no cuDNN": (False, {"available": False}),
+}
+
+
+@pytest.mark.parametrize(("chosen", "what"), CUDNN_CASES.values(), ids=CUDNN_CASES)
+@pytest.mark.parametrize("with_scores", [False, True])
+def test_when_cudnn_runs(monkeypatch: pytest.MonkeyPatch, chosen, what, with_scores):
+    what = {"slots": 8, "block_rows": 128, "dtype": jnp.bfloat16, "available": True} | what
+    run = {"aligned": True, "kernels": "pallas"} | {k: what.pop(k) for k in ("aligned", "kernels") if k in what}
+    asked = []
+
+    def attend(q, *_, with_lse):
+        asked.append(with_lse)
+        return q, jnp.zeros((q.shape[1], q.shape[0])) if with_lse else None
+
+    available = what.pop("available")
+    monkeypatch.setattr(cudnn, "available", lambda: available)
+    monkeypatch.setattr(cudnn, "attend", attend)
+    *inputs, marked = shapes(capacity=1280, **what)
+    run |= {"capacity": 1280, "block_rows": what["block_rows"]}
+    jax.eval_shape(
+        lambda *x: scheduled_attention(*x[:4], **run, score_rows=x[4] if with_scores else None), *inputs, marked
+    )
+    assert asked == [with_scores] * chosen
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="of a machine without a GPU")
+def test_cudnn_needs_a_gpu():
+    assert not cudnn.available()
+
+
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_cudnn_lowers(monkeypatch: pytest.MonkeyPatch, with_lse):
+    """To one call, which reads the cache as it is; it writes a log-sum-exp only where one is asked for."""
+    fused_attention = sys.modules[cudnn.dot_product_attention.__module__]
+    monkeypatch.setattr(fused_attention, "check_cudnn_version", lambda: 91000)
+    inputs = shapes(8, 100, 1280, jnp.bfloat16, kv_heads=8)[:4]
+    lowered = jax.jit(lambda *x: cudnn.attend(*x, with_lse=with_lse)).trace(*inputs)
+    text = lowered.lower(lowering_platforms=("cuda",)).as_text()
+    (call,) = (line for line in text.splitlines() if "__cudnn$fmhaSoftmax" in line)
+    assert ("tensor<8x32x100xf32>" in call) == with_lse
+    of_cache = [line for line in text.splitlines() if "8x1280x8x128" in line and line != call]
+    assert len(of_cache) == 2 and all("stablehlo.reshape" in line for line in of_cache)
+
+
 def shapes(slots, block_rows, capacity, dtype, *, kv_heads=32, head_dim=128):
     """LLaDA-8B's where nothing else is said: 32 heads of 128; one block of `block_rows` rows a slot."""
     rows, cache = (slots * block_rows, 32, head_dim), (slots * capacity, kv_heads, head_dim)
@@ -181,3 +281,53 @@ def test_on_gpu(slots, block_rows, dtype):
         assert error(a, b) < (BFLOAT16_ERROR if dtype == jnp.bfloat16 else FLOAT32_ERROR)
     again = attention(*inputs, **run, kernels="pallas")
     np.testing.assert_array_equal(np.asarray(ours[1]), np.asarray(again[1]))  # deterministic
+
+
+ALIGNED = [(128, 32, 128), (100, 8, 128), (160, 32, 64), (956, 1, 64)]  # block_rows, kv_heads, head_dim
+
+
+def of_aligned(unread, *, block_rows, kv_heads, head_dim, dtype, with_scores):
+    """Inputs and call of blocks for cuDNN: no key and all, lengths beside the borders of tiles, some rows and none."""
+    lengths = (1280, 0, 1, 63, 129, 777, 1279, 0)
+    rows = (block_rows, block_rows, block_rows, 1, 65, block_rows - 1, block_rows, 0)
+    shape = {"heads": 32, "kv_heads": kv_heads, "head_dim": head_dim, "capacity": 1280, "slots": 8, "dtype": dtype}
+    blocks = list(zip(range(8), lengths, rows, strict=True))
+    inputs, marked = case(np.random.default_rng(), blocks, **shape, stride=block_rows, unread=unread)
+    if not cudnn.preferred(inputs[0], blocks=8, block_rows=block_rows):
+        pytest.skip("cuDNN does not run here")
+    run = {"capacity": 1280, "block_rows": block_rows, "aligned": True}
+    return inputs, run | {"score_rows": marked if with_scores else None}
+
+
+def slot_errors(ours, expected):
+    """The error of every slot by itself: few keys make large values, beside which errors of the others are small."""
+    return [error(a, b) for x, y in zip(ours, expected, strict=True) for a, b in zip(*slots_of(x, y), strict=True)]
+
+
+def slots_of(*arrays):
+    return (np.asarray(x, np.float64).reshape(8, -1) for x in arrays)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_scores", [False, True])
+@pytest.mark.parametrize(("block_rows", "kv_heads", "head_dim"), ALIGNED)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_cudnn_on_gpu(block_rows, kv_heads, head_dim, dtype, with_scores):
+    """Cache rows that no block may read are large."""
+    shape = {"block_rows": block_rows, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype}
+    inputs, run = of_aligned(1e3, **shape, with_scores=with_scores)
+    assert "__cudnn$fmhaSoftmax" in attention.lower(*inputs, **run, kernels="pallas").as_text()
+    expected = jax.tree.leaves(attention(*(x.astype(jnp.float32) for x in inputs[:3]), inputs[3], **run))
+    ours = jax.tree.leaves(attention(*inputs, **run, kernels="pallas"))
+    assert max(slot_errors(ours, expected)) < BFLOAT16_ERROR
+    np.testing.assert_array_equal(np.asarray(ours[0][block_rows : 2 * block_rows], np.float32), 0)  # they see no key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_scores", [False, True])
+def test_cudnn_beside_nan_on_gpu(with_scores):
+    """Cache rows that no block may read are NaN."""
+    shape = {"block_rows": 128, "kv_heads": 32, "head_dim": 128, "dtype": jnp.bfloat16}
+    inputs, run = of_aligned(np.nan, **shape, with_scores=with_scores)
+    expected = jax.tree.leaves(attention(*inputs, **run))
+    assert max(slot_errors(jax.tree.leaves(attention(*inputs, **run, kernels="pallas")), expected)) < BFLOAT16_ERROR

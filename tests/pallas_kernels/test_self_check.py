@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import XLA, Kernels, self_check, self_check_cases
+from pallas_kernels import XLA, Kernels, scheduled_attention_cudnn, self_check, self_check_cases
 from pallas_kernels.flash import TILES
 from pallas_kernels.flash import tiles_for as attention_tiles
 from pallas_kernels.head_statistics_kernel import CASES as HEAD
@@ -84,7 +84,7 @@ def outputs_eagerly(check: Check, inputs: Any, shape: ModelShape, kernels: str) 
     return jax.tree.map(np.asarray, dict(check.outputs(inputs, shape, kernels)))
 
 
-STATICS = ("n_heads", "rope_theta", "vocab_size", "capacity", "block_rows")
+STATICS = ("n_heads", "rope_theta", "vocab_size", "capacity", "block_rows", "aligned")
 REFERENCES = {
     name: jax.jit(
         function := getattr(self_check_cases, name),
@@ -280,9 +280,32 @@ def test_every_case_of_the_tables_is_reached():
         assert tiles == {tiles for *_, tiles in TILES[dtype.itemsize]}
 
 
+@pytest.mark.parametrize("n_heads", [4, 32])
+def test_cudnn_is_reached(n_heads: int, monkeypatch: pytest.MonkeyPatch):
+    """With scores and without, and by aligned blocks alone."""
+    found: list[bool] = []
+
+    def attend(q, *_, with_lse):
+        found.append(with_lse)
+        return q, jnp.zeros((q.shape[1], q.shape[0])) if with_lse else None
+
+    monkeypatch.setattr(scheduled_attention_cudnn, "available", lambda: True)
+    monkeypatch.setattr(scheduled_attention_cudnn, "attend", attend)
+    check, shape = CHECKS["scheduled_attention"], replace(LLADA_8B, n_heads=n_heads, n_kv_heads=4)
+    inputs = jax.eval_shape(lambda: check.inputs(jax.random.key(0), shape, BFLOAT16))
+    outputs = {
+        kernels: jax.eval_shape(lambda x, kernels=kernels: dict(check.outputs(x, shape, kernels)), inputs)
+        for kernels in ("pallas", "xla")
+    }
+    assert found == [False, True]
+    assert outputs["pallas"] == outputs["xla"]
+    assert sum("aligned" in name for name in outputs["xla"]) == 3
+
+
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize("op", CHECKS)
-def test_lowers_for_llada_8b(op: str, dtype: np.dtype):
+def test_lowers_for_llada_8b(op: str, dtype: np.dtype, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scheduled_attention_cudnn, "available", lambda: False)  # it lowers for a GPU at hand only
     check = CHECKS[op]
     inputs = jax.eval_shape(lambda: check.inputs(jax.random.key(0), LLADA_8B, dtype))
     weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(inputs))

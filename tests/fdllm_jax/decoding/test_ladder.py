@@ -88,7 +88,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Query, KVCache, np.ndarr
 
     def recording(self: LLaDA, query: Query, cache: KVCache) -> Any:
         output = call(self, query, cache)
-        jax.debug.callback(lambda *arrays: record.append(arrays), query, cache, output.hidden)
+        # A callback's arrays are the CPU's.
+        jax.debug.callback(
+            lambda *arrays: record.append(jax.device_put(arrays, jax.devices()[0])), query, cache, output.hidden
+        )
         return output
 
     monkeypatch.setattr(LLaDA, "__call__", recording)
