@@ -25,7 +25,7 @@ MOST_SPLITS = 8
 # From so many rows of a block and so many of its programs (128 rows and a head each) on, cuDNN is faster than these
 # kernels where it can run: here fewer rows are a narrower tile, and fewer programs are split along the keys.
 CUDNN_ROWS = 65
-CUDNN_PROGRAMS = 132  # one for each of an H200's multiprocessors
+CUDNN_PROGRAMS = 128  # about one for each of an H200's 132 multiprocessors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,9 @@ class Tiles:
     num_stages: int
 
 
-# By bytes of an element: (most rows of a block, most programs with 64 rows each, tiles), the first that fits. Where
-# there are blocks enough, wide tiles read the keys half as often.
+# By bytes of an element: (most rows of a block, most programs with 64 rows each, tiles), the first that fits and does
+# not leave much of its last tile empty. Where there are blocks enough, wide tiles read the keys half as often.
+MOST_PADDING = 1.1  # rows of all tiles, over those of tiles of 64
 TILES = {
     2: (
         (16, math.inf, Tiles(rows=16, keys=64, num_warps=4, num_stages=3)),
@@ -47,6 +48,7 @@ TILES = {
         (64, math.inf, Tiles(rows=64, keys=64, num_warps=4, num_stages=3)),
         (math.inf, PROGRAMS, Tiles(rows=64, keys=64, num_warps=4, num_stages=3)),
         (math.inf, math.inf, Tiles(rows=128, keys=32, num_warps=8, num_stages=3)),
+        (math.inf, math.inf, Tiles(rows=64, keys=64, num_warps=4, num_stages=3)),
     ),
     4: (
         (16, math.inf, Tiles(rows=16, keys=32, num_warps=4, num_stages=1)),
@@ -81,11 +83,13 @@ def tiles_for(q: jax.Array, *, blocks: int, block_rows: int) -> Tiles:
     heads, head_dim = q.shape[1:]
     if head_dim < 16 or head_dim & (head_dim - 1):
         raise ValueError(f"{head_dim=} has no Pallas kernel: expected a power of two from 16 on; use kernels='xla'")
-    programs = pl.cdiv(block_rows, 64) * heads * blocks
+    narrow = pl.cdiv(block_rows, 64)
     return next(
         tiles
         for most_rows, most_programs, tiles in TILES[q.dtype.itemsize]
-        if block_rows <= most_rows and programs <= most_programs
+        if block_rows <= most_rows
+        and narrow * heads * blocks <= most_programs
+        and pl.cdiv(block_rows, tiles.rows) * tiles.rows <= MOST_PADDING * narrow * 64
     )
 
 

@@ -50,9 +50,9 @@ def scheduled_attention(
     (fp32) of that cache row, summed over the marked query rows of its slot and over heads (the tracking score of
     arXiv 2609.26796, equation 2, before its means over heads and rows).
 
-    `aligned` is the caller's word that block i is of slot i and its first_row i * block_rows, and that all cache rows
-    are finite. It changes no result, but may let cuDNN run, which multiplies rows beyond kv_length by 0. Raises
-    ValueError where there are not as many blocks as slots, or other query rows than theirs.
+    `aligned` is the caller's word that block i is of slot i, its first_row i * block_rows and its kv_length not 0 if it
+    has rows, and that all cache rows are finite. It changes no result, but may let cuDNN run, which multiplies rows
+    beyond kv_length by 0. Raises ValueError where there are not as many blocks as slots, or other rows than theirs.
     """
     blocks = block_table.shape[0]
     if aligned and (q.shape[0] != blocks * block_rows or k_cache.shape[0] != blocks * capacity):

@@ -39,7 +39,7 @@ def available() -> bool:
 def preferred(q: Float[Array, "rows heads head_dim"], *, blocks: int, block_rows: int) -> bool:
     """Whether cuDNN can attend aligned blocks, and is faster than the Triton kernel (`flash.CUDNN_ROWS`, ...)."""
     heads, head_dim = q.shape[1:]
-    takes = q.dtype.itemsize == 2 and head_dim <= MOST_HEAD_DIM and head_dim % 8 == 0
+    takes = q.dtype == jnp.bfloat16 and head_dim <= MOST_HEAD_DIM and head_dim % 8 == 0  # fp16 might overflow to inf
     programs = pl.cdiv(block_rows, TILE_ROWS) * heads * blocks
     enough = block_rows >= flash.CUDNN_ROWS and programs >= flash.CUDNN_PROGRAMS
     return takes and enough and available()
@@ -55,11 +55,10 @@ def attend(
 ) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "heads rows"] | None]:
     """Attended values and, if asked for, log-sum-exp (base 2) of every query row; block i is aligned to slot i.
 
-    Rows that see no key get 0 and -inf; those in no block mean nothing, and may be NaN.
+    Every row of a block must see a key. Rows in no block mean nothing, and may be NaN.
     """
     q, k, v = (x.reshape(len(block_table), -1, *x.shape[1:]) for x in (q, k_cache, v_cache))
     kv_length, rows = block_table[:, 1].astype(jnp.int32), block_table[:, 3].astype(jnp.int32)
-    seen = (kv_length > 0)[:, None, None]
     out: Any = dot_product_attention(
         q,
         k,
@@ -71,8 +70,8 @@ def attend(
         return_residual=with_lse,
     )
     values, lse = out if with_lse else (out, None)
-    values = jnp.where(seen[..., None], values, 0).reshape(-1, *q.shape[2:])
+    values = values.reshape(-1, *q.shape[2:])
     if lse is None:
         return values, None
-    lse = jnp.where(seen, lse * math.log2(math.e), -jnp.inf)  # [slots, heads, rows of a slot]
+    lse *= math.log2(math.e)  # [slots, heads, rows of a slot]
     return values, jnp.swapaxes(lse, 0, 1).reshape(q.shape[2], -1)
