@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -57,9 +58,9 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument(
         "--methods",
         nargs="+",
-        choices=tuple(METHODS),
         metavar="METHOD",
-        help=f"of {', '.join(METHODS)} (default, where no preset is given: {' '.join(DEFAULT_METHODS)})",
+        help=f"of {', '.join(METHODS)} (default, where no preset is given: {' '.join(DEFAULT_METHODS)}); its own "
+        "options may follow: flash-dllm:threshold=0.95,gamma=0.9",
     )
     c.add_argument(
         "--presets", nargs="+", default=[], choices=tuple(PRESETS), metavar="PRESET", help=f"of {', '.join(PRESETS)}"
@@ -138,6 +139,11 @@ def _compare(options: argparse.Namespace) -> None:
         runs: list[Run] = []
         done: list[Measurement] = []
         for batch in batches:
+            llm.slots = batch
+            status.update(f"compiling for batch {batch}")
+            with ThreadPoolExecutor() as pool:
+                # One that fails does so again when it is decoded, and is dealt with there.
+                wait([pool.submit(llm.compile, longest(ids, batch), variant.settings) for variant in chosen])
             for variant in chosen:
                 status.update(f"{variant.label}, batch {batch} ({len(runs) + 1} of {len(chosen) * len(batches)})")
                 try:
@@ -201,9 +207,8 @@ def decode(llm: "LLM", prompts: Sequence[list[int]], variant: Variant, batch: in
 
     Fewer prompts than the batch are repeated to fill it. The time holds prefill and no compilation.
     """
-    llm.slots = batch
     before = _peak_memory()
-    llm.generate([max(prompts, key=len)] * batch, variant.settings)
+    llm.generate(longest(prompts, batch), variant.settings)
     filled = list(islice(cycle(prompts), max(batch, len(prompts))))
     results, speeds = [], []
     for _ in range(repeats):
@@ -215,6 +220,11 @@ def decode(llm: "LLM", prompts: Sequence[list[int]], variant: Variant, batch: in
     # The device counts the highest of the whole process: it is this run's own where the run has raised it.
     peak = after if after is not None and after > (before or 0) else None
     return Run(variant=variant, batch=batch, results=results[: len(prompts)], speeds=speeds, peak_memory=peak)
+
+
+def longest(prompts: Sequence[list[int]], batch: int) -> list[list[int]]:
+    """A full batch of the longest prompt."""
+    return [max(prompts, key=len)] * batch
 
 
 def _peak_memory() -> int | None:

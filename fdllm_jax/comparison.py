@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fdllm_jax.options import OPTIONS, settings_of
+from fdllm_jax.options import OPTIONS, parse_settings, settings_of
 from fdllm_jax.report import proportion, row
 from fdllm_jax.settings import METHODS, PRESETS, SHARED, Settings
 
@@ -122,11 +122,13 @@ def variants(
 ) -> tuple[list[Variant], list[str]]:
     """What to compare, and notes on what was left out of it.
 
-    options: the settings of `add_settings`; each method takes those that it uses. sweep: an option and its values, for
-    the methods that use it. Raises ValueError for an option that none uses, and for settings that cannot be.
+    methods: names, each perhaps with options of its own, `NAME:option=value,option=value`. options: the settings of
+    `add_settings`; each method takes those that it uses. sweep: an option and its values, for the methods that use it.
+    Raises ValueError for an option that none uses, and for settings that cannot be.
     """
-    named = [(name, name, None) for name in methods] + [(name, PRESETS[name]["method"], name) for name in presets]
-    used = {method: (*SHARED, *METHODS[method]) for _, method, _ in named}
+    named = [_named(name) for name in methods]
+    named += [(name, PRESETS[name]["method"], name, {}) for name in presets]
+    used = {method: (*SHARED, *METHODS[method]) for _, method, _, _ in named}
     given = [field.name for field in fields(Settings) if getattr(options, field.name, None) is not None]
     faults, notes = [], []
     for option in [*given, *([sweep[0]] if sweep else [])]:
@@ -142,9 +144,9 @@ def variants(
         raise ValueError("; ".join(faults))
 
     chosen: list[Variant] = []
-    for name, method, preset in named:
-        own = {option: getattr(options, option) for option in given if option in used[method]}
-        values = sweep[1] if sweep and sweep[0] in used[method] else (None,)
+    for name, method, preset, of_its_own in named:
+        own = {option: getattr(options, option) for option in given if option in used[method]} | of_its_own
+        values = sweep[1] if sweep and sweep[0] in used[method] and sweep[0] not in of_its_own else (None,)
         for value in values:
             swept = None if sweep is None or value is None else (sweep[0], value)
             try:
@@ -160,6 +162,18 @@ def variants(
             else:
                 notes.append(f"{variant.label} has the settings of {same.label}: measured once")
     return chosen, notes
+
+
+def _named(text: str) -> tuple[str, str, None, dict[str, Any]]:
+    """Name, method, no preset, and the method's own options."""
+    method, _, own = text.partition(":")
+    if method not in METHODS:
+        raise ValueError(f"--methods {text}: {method!r} is unknown: expected one of {', '.join(METHODS)}")
+    try:
+        options = vars(parse_settings(own)) if own else {}
+    except ValueError as error:
+        raise ValueError(f"--methods {text}: {error}") from error
+    return text, method, None, {name: value for name, value in options.items() if value is not None}
 
 
 def sweep_of(words: Sequence[str] | None) -> tuple[str, list[int | float]] | None:

@@ -147,13 +147,10 @@ class LLM:
             share method and block_length and the method's switches.
         watch: called after every denoising step with the running requests, to show text as it is decoded.
         """
-        ids = self._encode(prompts, raw)
-        each = self._settings(len(ids), settings)
-        method = self._method(each)
-        capacity = self._check_lengths(ids, each)
-        slots = self.slots or min(len(ids), MOST_SLOTS)
-        program = self._program(slots, capacity, method)
-        state = self._empty(slots, capacity, method)
+        ids, each, plan = self._plan(prompts, settings, raw)
+        slots, _, method = plan
+        program = self._program(*plan)
+        state = self._empty(*plan)
 
         waiting = [_Running(i, prompt, s, 0.0) for i, (prompt, s) in enumerate(zip(ids, each, strict=True))][::-1]
         running: dict[int, _Running] = {}
@@ -186,6 +183,26 @@ class LLM:
                             live[slot] = False
                             state = replace(state, live=jnp.asarray(live))
         return [results[i] for i in range(len(ids))]
+
+    def compile(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        settings: Settings | Sequence[Settings] | None = None,
+        *,
+        raw: bool = False,
+    ) -> None:
+        """Compile what `generate` with these arguments will run. Several threads may, each for other arguments."""
+        self._program(*self._plan(prompts, settings, raw)[2])
+
+    def _plan(
+        self, prompts: Any, settings: Settings | Sequence[Settings] | None, raw: bool
+    ) -> tuple[list[list[int]], list[Settings], tuple[int, int, Method]]:
+        """Token ids and settings of each prompt; slots, capacity and method of the program."""
+        ids = self._encode(prompts, raw)
+        each = self._settings(len(ids), settings)
+        method = self._method(each)
+        capacity = self._check_lengths(ids, each)
+        return ids, each, (self.slots or min(len(ids), MOST_SLOTS), capacity, method)
 
     def _encode(self, prompts: Any, raw: bool) -> list[list[int]]:
         if isinstance(prompts, str):

@@ -95,9 +95,10 @@ class Layer(nnx.Module):
 
     def attend(
         self, x: Array, query: Query, cache: KVCache, cache_row: Array, i: int
-    ) -> tuple[Array, Array, Array, Array | None]:
-        """Attended values of the query rows [rows, heads * head_dim], this layer's caches with the rows written, and
-        the attention that each cache row got, where it is counted.
+    ) -> tuple[Array, Array, Array, list[Array]]:
+        """Attended values of the query rows [rows, heads * head_dim], and this layer's caches with the rows written.
+
+        Where attention is counted, also what each cache row got, and, with `query.visibility`, what each query row got.
         """
         layers = query.track_layers
         score_rows = query.score_rows if layers is None or i in layers else None
@@ -119,7 +120,6 @@ class Layer(nnx.Module):
             out = scheduled_attention(
                 q, k_cache, v_cache, query.block_table, **of_blocks, aligned=query.aligned, kernels=kernels
             )
-            attended, scores = out if isinstance(out, tuple) else (out, None)
         else:
             assert query.buffered is not None
             q, k, v, k_cache, v_cache = qkv_rope_cache_returning(*inputs, **of_heads)
@@ -127,12 +127,7 @@ class Layer(nnx.Module):
             out = verify_attention(
                 q, k, v, k_cache, v_cache, *buffer, **of_blocks, kernels=self.kernels.verify_attention
             )
-            attended, scores = out, None
-            if isinstance(out, tuple):
-                attended, scores, row_scores = out
-                # one row at most is shared at a position, and it alone may be of a decoded one
-                shared = query.visibility.kind == SHARED
-                scores = scores.at[cache.row(query.slot, query.position, shared)].set(row_scores, mode="drop")
+        attended, *scores = out if isinstance(out, tuple) else (out,)
         return attended.reshape(len(x), -1), k_cache, v_cache, scores
 
     def attend_dense(self, x: Array, attention: Callable[[Array, Array, Array], Array]) -> Array:
@@ -179,10 +174,16 @@ class LLaDA(nnx.Module):
                 x = layer.finish(x, attended)
             ks.append(k)
             vs.append(v)
-            if scores is not None:
+            if scores:
                 counted.append(scores)
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
-        scores = reduce(jnp.add, counted) if counted else None
+        scores = None
+        if counted:
+            scores, *of_rows = (reduce(jnp.add, of_layers) for of_layers in zip(*counted, strict=True))
+            if query.visibility is not None:
+                # one row at most is shared at a position, and it alone may be of a decoded one
+                shared = query.visibility.kind == SHARED
+                scores = scores.at[cache.row(query.slot, query.position, shared)].set(of_rows[0], mode="drop")
         return Output(hidden, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity), scores)
 
     def dense(

@@ -75,6 +75,24 @@ def add_settings(parser: argparse.ArgumentParser, *, method: bool = True) -> Non
         group.add_argument(f"--{name.replace('_', '-')}", default=None, **option)
 
 
+def parse_settings(text: str) -> argparse.Namespace:
+    """The settings of `option=value,option=value`, as on a command line; switches have no value, or `no-` before them.
+
+    Raises ValueError for what a command line would refuse.
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    add_settings(parser, method=False)
+    pairs = [part.partition("=") for part in text.split(",")]
+    words = [w for name, sign, value in pairs for w in (f"--{name.replace('_', '-')}", *([value] if sign else []))]
+    try:
+        options, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from error
+    if unknown:
+        raise ValueError(f"unknown option {unknown[0].lstrip('-')!r}")
+    return options
+
+
 def settings_of(options: argparse.Namespace, **others: Any) -> Settings:
     """The settings given on the command line, over those of its preset. others: for what has no option there.
 

@@ -47,7 +47,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "math": {"method": "flash-dllm", "gamma": 0.85},
         "humaneval": {"method": "flash-dllm", "gamma": 0.85},
         "mbpp": {"method": "flash-dllm", "gamma": 0.8, "track_budget": 48},
-        "quality": {"method": "flash-dllm-onepass", "gamma": 0.9},
+        "quality": {
+            "method": "flash-dllm-onepass",
+            "gamma": 0.9,
+            "isolation": "strict",
+            "plain_threshold": 0.95,
+        },
         "balanced": {"method": "flash-dllm-onepass", "gamma": 0.8},
         "fast": {"method": "flash-dllm-onepass", "gamma": 0.5},
     }

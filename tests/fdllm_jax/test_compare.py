@@ -175,7 +175,7 @@ def test_peak_memory_is_a_runs_own_only_where_it_raised_it(tmp_path: Path, monke
 
 
 BAD = {
-    "method": (["a", "--methods", "magic"], "argument --methods: invalid choice: 'magic'"),
+    "method": (["a", "--methods", "magic"], "--methods magic: 'magic' is unknown: expected one of flash-dllm, "),
     "preset": (["a", "--presets", "magic"], "argument --presets: invalid choice: 'magic'"),
     "option of none": (["a", "--methods", "threshold", "--gamma", "0.5"], "--gamma is not an option of any"),
     "sweep": (["a", "--sweep", "steps", "3"], "--sweep steps: expected one of threshold, gamma, track_budget"),

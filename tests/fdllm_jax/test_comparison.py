@@ -51,6 +51,33 @@ class TestVariants:
         chosen, _ = variants([], ["quality", "mbpp"], options())
         assert [v.settings for v in chosen] == [Settings.preset("quality"), Settings.preset("mbpp")]
 
+    def test_a_method_may_bring_its_own_options(self) -> None:
+        names = ["flash-dllm:gamma=0.7,no-bonus,track_layers=1", "flash-dllm", "threshold:threshold=0.5"]
+        chosen, _ = variants(names, [], options("--gamma", "0.9"), ("threshold", [0.6]))
+        assert [v.name for v in chosen] == names
+        assert [v.settings.gamma for v in chosen] == [0.7, 0.9, None]
+        assert [v.settings.threshold for v in chosen] == [0.6, 0.6, 0.5]
+        assert chosen[0].settings.track_layers == (1,) and chosen[0].settings.bonus is False
+
+    @pytest.mark.parametrize(
+        ("name", "fault"),
+        [
+            ("flash-dlm", "'flash-dlm' is unknown: expected one of flash-dllm, "),
+            ("flash-dllm:gama=1", "unknown option 'gama'"),
+            ("flash-dllm:gamma", "expected one argument"),
+            ("flash-dllm:gamma=x", "invalid float value"),
+            ("flash-dllm:bonus=3", "unknown option '3'"),
+            ("flash-dllm:isolation=loose", "invalid choice"),
+            ("flash-dllm:,", "unknown option ''"),
+            ("flash-dllm:gamma=2", "gamma=2.0"),
+            ("llada:gamma=0.5", "gamma=0.5 is not an option of method 'llada'"),
+        ],
+    )
+    def test_own_options_amiss(self, name: str, fault: str) -> None:
+        with pytest.raises(ValueError, match=name) as error:
+            variants([name], [], options())
+        assert fault in str(error.value)
+
     def test_a_sweep_is_for_the_methods_that_use_it(self) -> None:
         chosen, notes = variants(["flash-dllm", "llada"], [], options(), ("track_budget", [32, 64]))
         assert [v.label for v in chosen] == ["flash-dllm track_budget=32", "flash-dllm track_budget=64", "llada"]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import jax
@@ -77,6 +78,27 @@ def test_one_seed_for_all_gives_every_prompt_its_own(llm: LLM) -> None:
     assert len({r.text for r in results}) > 1
     again = llm.generate([QUESTIONS[0]] * 3, settings)
     assert [r.text for r in again] == [r.text for r in results]
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again() -> None:
+    llm, settings = LLM(slots=2), [Settings(method="threshold", gen_length=8), Settings(method="llada", gen_length=8)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: llm.compile(["one", "two"], one), settings))
+    before = llm.compile_seconds
+    assert before > 0
+    for one in settings:
+        assert len(llm.generate(["three"], one)) == 1
+    assert llm.compile_seconds == before
+
+
+def test_some_with_temperature_and_some_without_share_a_batch(llm: LLM) -> None:
+    """Those without draw nothing, and those with the same as alone."""
+    common = {"method": "threshold", "gen_length": 24, "threshold": 0.2, "seed": 3}
+    each = [Settings(**common, temperature=temperature) for temperature in (0.0, 3.0)]
+    together = llm.generate(["How many?", "How many?"], each)
+    alone = [llm.generate(["How many?"], one)[0] for one in each]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert together[0].token_ids != together[1].token_ids
 
 
 def test_generated_tokens_end_with_the_first_eos(llm: LLM) -> None:
