@@ -14,7 +14,6 @@ from flax import nnx
 
 import convert
 from fdllm_jax import exchange
-from fdllm_jax.decoding.loop import run
 from fdllm_jax.decoding.methods import Method, method_of
 from fdllm_jax.decoding.state import MOST_STEPS, DecodeState, Rule
 from fdllm_jax.model import from_parameters
@@ -129,7 +128,7 @@ class LLM:
         self.slots, self.capacity = slots, capacity
         implementation = checked(implementation, ModelShape.of(self.config), self.dtype)
         self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
-        self._programs: dict[tuple[int, int, Method], Callable[[nnx.State, DecodeState, jax.Array], DecodeState]] = {}
+        self._programs: dict[tuple[int, int, Method], Callable[..., tuple[DecodeState, jax.Array]]] = {}
         self.compile_seconds = 0.0
 
     def generate(
@@ -148,40 +147,39 @@ class LLM:
         watch: called after every denoising step with the running requests, to show text as it is decoded.
         """
         ids, each, plan = self._plan(prompts, settings, raw)
-        slots, _, method = plan
+        slots, capacity, _ = plan
         program = self._program(*plan)
-        state = self._empty(*plan)
+        state = exchange.empty(**self._shape(*plan))
 
         waiting = [_Running(i, prompt, s, 0.0) for i, (prompt, s) in enumerate(zip(ids, each, strict=True))][::-1]
         running: dict[int, _Running] = {}
         results: dict[int, Result] = {}
+        orders = exchange.Orders(slots, capacity)
         max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
         may_be_late = watch is None and not any(s.stop for s in each)
         while waiting or running:
+            looked = time.perf_counter()
             for slot in range(slots):
                 if slot not in running and waiting:
                     running[slot] = waiting.pop()
-                    state = self._admit(state, slot, running[slot], method)
-                    running[slot].started = time.perf_counter()
-            looked = time.perf_counter()
-            state = program(self._parameters, state, np.int32(max_steps))
-            live = np.array(state.live)
+                    running[slot].started = looked
+                    orders.admit(slot, running[slot].prompt, running[slot].settings)
+            state, packed = program(self._parameters, state, orders.array, np.int32(max_steps))
+            seen = exchange.Report.of(packed)
+            orders = exchange.Orders(slots, capacity)
             soon = time.perf_counter() - looked < SECONDS_BETWEEN_LOOKS
-            if may_be_late and soon and all(live[slot] for slot in running):
+            if may_be_late and soon and all(seen.live[slot] for slot in running):
                 max_steps = min(2 * max_steps, MOST_STEPS)
-            ready = [(slot, request) for slot, request in running.items() if request.settings.stop or not live[slot]]
-            if ready or watch is not None:
-                seen = exchange.read(state)
-                if watch is not None:
-                    watch([Snapshot(r.index, *_response(seen, slot, r)) for slot, r in running.items()])
-                for slot, request in ready:
-                    finished = self._harvest(seen, slot, request, done=not live[slot])
-                    if finished is not None:
-                        results[request.index] = finished
-                        del running[slot]
-                        if live[slot]:  # a stop string
-                            live[slot] = False
-                            state = replace(state, live=jnp.asarray(live))
+            if watch is not None:
+                watch([Snapshot(r.index, *_response(seen, slot, r)) for slot, r in running.items()])
+            for slot, request in list(running.items()):
+                done = not seen.live[slot]
+                finished = self._harvest(seen, slot, request, done=done) if done or request.settings.stop else None
+                if finished is not None:
+                    results[request.index] = finished
+                    del running[slot]
+                    if not done:  # a stop string
+                        orders.end(slot)
         return [results[i] for i in range(len(ids))]
 
     def compile(
@@ -290,20 +288,25 @@ class LLM:
         key = (slots, capacity, method)
         if key not in self._programs:
             start = time.perf_counter()
-            state = jax.eval_shape(lambda: self._empty(slots, capacity, method))
-            lowered = run.lower(self._parameters, state, jnp.int32(0), graphdef=self._graphdef, method=method)
+            state = jax.eval_shape(lambda: exchange.empty(**self._shape(*key)))
+            lowered = exchange.advance.lower(
+                self._parameters,
+                state,
+                exchange.Orders(slots, capacity).array,
+                np.int32(0),
+                graphdef=self._graphdef,
+                method=method,
+                mask_token_id=self.config.mask_token_id,
+            )
             self._programs[key] = lowered.compile()
             self.compile_seconds += time.perf_counter() - start
         return self._programs[key]
 
-    def _empty(self, slots: int, capacity: int, method: Method) -> DecodeState:
-        return exchange.empty(config=self.config, slots=slots, capacity=capacity, dtype=self.dtype, method=method)
+    def _shape(self, slots: int, capacity: int, method: Method) -> dict[str, Any]:
+        """What makes an empty state."""
+        return {"config": self.config, "slots": slots, "capacity": capacity, "dtype": self.dtype, "method": method}
 
-    def _admit(self, state: DecodeState, slot: int, request: _Running, method: Method) -> DecodeState:
-        admission = exchange.admission(slot, request.prompt, request.settings, state.tokens.shape[1])
-        return exchange.admit(state, admission, method=method, mask_token_id=self.config.mask_token_id)
-
-    def _harvest(self, seen: exchange.Seen, slot: int, request: _Running, *, done: bool) -> Result | None:
+    def _harvest(self, seen: exchange.Report, slot: int, request: _Running, *, done: bool) -> Result | None:
         """The slot's result if it is done, or if its text so far holds a stop string; else None."""
         start = len(request.prompt)
         tokens, known = _response(seen, slot, request)
@@ -330,9 +333,9 @@ class LLM:
             seconds=time.perf_counter() - request.started,
             stop_reason=stop_reason,
             settings=request.settings,
-            step_of=seen.trace.step[slot, span].tolist(),
-            rule_of=[Rule(rule).name.lower().replace("_", " ") for rule in seen.trace.rule[slot, span]],
-            confidence_of=seen.trace.confidence[slot, span].tolist(),
+            step_of=seen.step_of[slot, span].tolist(),
+            rule_of=[Rule(rule).name.lower().replace("_", " ") for rule in seen.rule_of[slot, span]],
+            confidence_of=seen.confidence_of[slot, span].tolist(),
         )
 
     def _tokens_covering(self, tokens: list[int], characters: int) -> int:
@@ -340,7 +343,7 @@ class LLM:
         return next(n for n in range(len(tokens) + 1) if len(self.tokenizer.decode(tokens[:n])) >= characters)
 
 
-def _response(seen: exchange.Seen, slot: int, request: _Running) -> tuple[np.ndarray, np.ndarray]:
+def _response(seen: exchange.Report, slot: int, request: _Running) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of the response so far, and where they are committed."""
     span = slice(start := len(request.prompt), start + request.settings.gen_length)
     return seen.tokens[slot, span], ~seen.masked[slot, span]

@@ -1,72 +1,102 @@
-"""What passes between host and device: one array each way for a sequence, since every transfer costs a small step."""
+"""What passes between host and device: one call and one array each way, since each costs as much as a small step."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from fdllm_jax.config import ModelConfig
-from fdllm_jax.decoding import state as decode_state
+from fdllm_jax.decoding.loop import run
 from fdllm_jax.decoding.methods import Method
-from fdllm_jax.decoding.state import DecodeState, Request, Trace
+from fdllm_jax.decoding.state import DecodeState, Request, admit, empty_state
 from fdllm_jax.settings import Settings
 
+# Of a slot: what is to become of it.
+NOTHING, ADMIT, END = range(3)
+_REQUEST, _STRUCTURE = jax.tree.flatten(Request.of(0, Settings()))
 
-class Seen(NamedTuple):
-    """What the host reads of a state; see `DecodeState` for the fields."""
 
-    tokens: np.ndarray
-    masked: np.ndarray
+class Orders:
+    """The host's orders to all slots, as int32: of each what to do, the bits of a request's numbers, and a prompt."""
+
+    def __init__(self, slots: int, capacity: int):
+        self.array = np.zeros((slots, 1 + len(_REQUEST) + capacity), np.int32)
+
+    def admit(self, slot: int, prompt: Sequence[int], settings: Settings) -> None:
+        """Put a request into a slot."""
+        bits = [number.view(np.int32) for number in jax.tree.leaves(Request.of(len(prompt), settings))]
+        order = [ADMIT, *bits, *prompt]
+        self.array[slot, : len(order)] = order
+
+    def end(self, slot: int) -> None:
+        """Decode no further in a slot."""
+        self.array[slot, 0] = END
+
+
+class Report(NamedTuple):
+    """What the device says of all slots; see `DecodeState` and `Trace` for the fields."""
+
+    live: np.ndarray
     step: np.ndarray
     forwards: np.ndarray
-    trace: Trace
+    tokens: np.ndarray
+    masked: np.ndarray
+    step_of: np.ndarray
+    rule_of: np.ndarray
+    confidence_of: np.ndarray
+
+    @classmethod
+    def of(cls, packed: Array) -> Self:
+        """The report that `advance` packed."""
+        bits = np.asarray(packed)
+        live, step, forwards, *by_position = np.split(bits, [1, 2, 3, *_cuts(bits.shape[1] - 3)], axis=1)
+        tokens, masked, step_of, rule_of, confidence_of = by_position
+        return cls(
+            live[:, 0] != 0, step[:, 0], forwards[:, 0], tokens, masked != 0, step_of, rule_of,
+            np.ascontiguousarray(confidence_of).view(np.float32),
+        )  # fmt: skip
+
+
+def _cuts(columns: int) -> list[int]:
+    """Where the second to the fifth array of a report begin."""
+    return [3 + i * columns // 5 for i in range(1, 5)]
 
 
 @partial(jax.jit, static_argnames=("config", "slots", "capacity", "dtype", "method"))
 def empty(*, config: ModelConfig, slots: int, capacity: int, dtype: jnp.dtype, method: Method) -> DecodeState:
     """A state with no live slot, made on the device."""
-    memory = method.memory(slots)
-    return decode_state.empty_state(config, slots=slots, capacity=capacity, dtype=dtype, memory=memory)
+    return empty_state(config, slots=slots, capacity=capacity, dtype=dtype, memory=method.memory(slots))
 
 
-def admission(slot: int, prompt: Sequence[int], settings: Settings, capacity: int) -> np.ndarray:
-    """A request for a slot as int32: the slot, the bits of the request's numbers, the prompt in `capacity` tokens."""
-    numbers = jax.tree.leaves(Request.of(len(prompt), settings))
-    bits = [number.view(np.int32) for number in numbers]
-    return np.array([slot, *bits, *prompt, *[0] * (capacity - len(prompt))], np.int32)
+@partial(jax.jit, static_argnames=("graphdef", "method", "mask_token_id"), donate_argnames="state")
+def advance(
+    parameters: nnx.State,
+    state: DecodeState,
+    orders: Int[Array, "slots order"],
+    max_steps: Int[Array, ""],
+    *,
+    graphdef: nnx.GraphDef,
+    method: Method,
+    mask_token_id: int,
+) -> tuple[DecodeState, Int[Array, "slots report"]]:
+    """Obey the orders (`Orders.array`), then `run`; the state, and what a `Report` is made of. The state is donated."""
+    what, bits, prompt = orders[:, 0], orders[:, 1 : 1 + len(_REQUEST)], orders[:, 1 + len(_REQUEST) :]
+    numbers = [jax.lax.bitcast_convert_type(bits[:, i], like.dtype) for i, like in enumerate(_REQUEST)]
+    request = jax.tree.unflatten(_STRUCTURE, numbers)
+    state = replace(state, live=state.live & (what != END))
+    state = admit(state, what == ADMIT, prompt, request, method.memory(len(what)), mask_token_id)
+    state = run(parameters, state, max_steps, graphdef=graphdef, method=method)
+    trace = state.trace
+    by_slot = jnp.stack([state.live.astype(jnp.int32), state.step, state.forwards], axis=1)
+    by_position = [state.tokens, state.masked.astype(jnp.int32), trace.step, trace.rule, _bits(trace.confidence)]
+    return state, jnp.concatenate([by_slot, *by_position], axis=1)
 
 
-@partial(jax.jit, static_argnames=("method", "mask_token_id"), donate_argnames="state")
-def admit(state: DecodeState, admission: jax.Array, *, method: Method, mask_token_id: int) -> DecodeState:
-    """Put the request of an `admission` into its slot."""
-    likes, structure = jax.tree.flatten(Request.of(0, Settings()))
-    slot, bits, prompt = jnp.split(admission, [1, 1 + len(likes)])
-    numbers = [jax.lax.bitcast_convert_type(bits[i], like.dtype) for i, like in enumerate(likes)]
-    request = jax.tree.unflatten(structure, numbers)
-    return decode_state.admit(state, slot[0], prompt, request, method.memory(1), mask_token_id)
-
-
-def read(state: DecodeState) -> Seen:
-    """What the host needs of all slots."""
-    seen = Seen(state.tokens, state.masked, state.step, state.forwards, state.trace)
-    parts = np.split(np.asarray(_bits(seen)), np.cumsum([array.size for array in jax.tree.leaves(seen)]))
-
-    def of_host(array: jax.Array) -> np.ndarray:
-        bits = parts.pop(0).reshape(array.shape)
-        return bits.astype(np.bool_) if array.dtype == np.bool_ else bits.view(array.dtype)
-
-    return jax.tree.map(of_host, seen)
-
-
-@jax.jit
-def _bits(tree: Any) -> jax.Array:
-    """Arrays of 32-bit numbers and of booleans, one after the other as int32."""
-
-    def bits(array: jax.Array) -> jax.Array:
-        is_bool = array.dtype == jnp.bool_
-        return (array.astype(jnp.int32) if is_bool else jax.lax.bitcast_convert_type(array, jnp.int32)).reshape(-1)
-
-    return jnp.concatenate([bits(array) for array in jax.tree.leaves(tree)])
+def _bits(number: Float[Array, "*any"]) -> Int[Array, "*any"]:
+    return jax.lax.bitcast_convert_type(number, jnp.int32)

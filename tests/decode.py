@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +38,14 @@ def put(model: LLaDA, state: DecodeState, slot: int, prompt: Sequence[int], sett
     row = np.random.default_rng(len(prompt)).integers(0, model.config.vocab_size, state.tokens.shape[1])
     row[: len(prompt)] = prompt
     request = Request.of(len(prompt), settings)
-    memory = method_of(settings, eos_ids=()).memory(1)
-    return _admit(
-        state, jnp.int32(slot), jnp.asarray(row, jnp.int32), request, memory, mask_token_id=model.config.mask_token_id
-    )
+    memory = method_of(settings, eos_ids=()).memory(len(state.live))
+    return _admit(state, *for_slot(state, slot, row, request), memory, mask_token_id=model.config.mask_token_id)
+
+
+def for_slot(state: DecodeState, slot: int, prompt: np.ndarray, request: Request) -> tuple[np.ndarray, Any, Any]:
+    """What `admit` takes to put one request into one slot."""
+    slots = len(state.live)
+    return np.arange(slots) == slot, *jax.tree.map(lambda x: np.stack([x] * slots), (prompt.astype(np.int32), request))
 
 
 def decode(model: LLaDA, state: DecodeState, settings: Settings, eos_ids: tuple[int, ...]) -> DecodeState:

@@ -138,38 +138,37 @@ def empty_state(config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dt
 
 def admit(
     state: DecodeState,
-    slot: Int[Array, ""],
-    prompt: Int[Array, "capacity"],
+    which: Bool[Array, "slots"],
+    prompt: Int[Array, "slots capacity"],
     request: Request,
     memory: Any,
     mask_token_id: int,
 ) -> DecodeState:
-    """Put a request into a slot: `prompt` holds its tokens, then anything. What the slot held before is forgotten.
+    """Put requests into the slots `which`: `prompt` holds their tokens, then anything. What they held is forgotten.
 
-    memory: the method's of one slot, as at the start.
+    memory: the method's, as at the start. What stands in the other slots' rows means nothing.
     """
-    position = jnp.arange(state.tokens.shape[1])
-    end = request.prompt_length + request.gen_length
-    masked = (position >= request.prompt_length) & (position < end)
+    position = jnp.arange(state.tokens.shape[1])[None]
+    start, end = request.prompt_length[:, None], (request.prompt_length + request.gen_length)[:, None]
 
-    def put(array: Array, value: ArrayLike) -> Array:
-        return array.at[slot].set(value)
+    def put(new: ArrayLike, old: Array) -> Array:
+        return jnp.where(which.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
 
     return replace(
         state,
-        tokens=put(state.tokens, jnp.where(position < request.prompt_length, prompt, mask_token_id)),
-        masked=put(state.masked, masked),
-        request=jax.tree.map(put, state.request, request),
-        end=put(state.end, end),
-        live=put(state.live, True),
-        step=put(state.step, 0),
-        forwards=put(state.forwards, 0),
+        tokens=put(jnp.where(position < start, prompt, mask_token_id), state.tokens),
+        masked=put((position >= start) & (position < end), state.masked),
+        request=jax.tree.map(put, request, state.request),
+        end=put(end[:, 0], state.end),
+        live=state.live | which,
+        step=put(0, state.step),
+        forwards=put(0, state.forwards),
         trace=Trace(
-            step=put(state.trace.step, -1),
-            rule=put(state.trace.rule, Rule.NONE),
-            confidence=put(state.trace.confidence, 0.0),
+            step=put(-1, state.trace.step),
+            rule=put(jnp.int32(Rule.NONE), state.trace.rule),
+            confidence=put(0.0, state.trace.confidence),
         ),
-        memory=jax.tree.map(lambda array, value: put(array, value[0]), state.memory, memory),
+        memory=jax.tree.map(put, memory, state.memory),
     )
 
 

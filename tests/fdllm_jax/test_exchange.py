@@ -1,10 +1,8 @@
 """What goes to the device and comes back is what was sent."""
 
-from dataclasses import replace
-
-import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import convert
 from fdllm_jax import exchange
@@ -12,7 +10,9 @@ from fdllm_jax.config import ModelConfig
 from fdllm_jax.decoding.methods import method_of
 from fdllm_jax.decoding.state import DecodeState, Request
 from fdllm_jax.engine import SHIPPED
+from fdllm_jax.model import from_parameters
 from fdllm_jax.settings import Settings
+from pallas_kernels import XLA
 
 SETTINGS = Settings(threshold=0.7, gamma=0.55, gen_length=9, temperature=0.3, seed=2**32 - 1)
 
@@ -23,37 +23,39 @@ def empty() -> tuple[ModelConfig, DecodeState]:
     return config, exchange.empty(config=config, slots=3, capacity=16, dtype=jnp.dtype("float32"), method=method)
 
 
-def test_an_admission_is_the_request() -> None:
+def test_the_slots_are_as_ordered_and_reported() -> None:
     config, state = empty()
-    packed = exchange.admission(1, [5, 7, 9], SETTINGS, 16)
-    state = exchange.admit(state, packed, method=method_of(SETTINGS, eos_ids=()), mask_token_id=config.mask_token_id)
-    for name, expected in vars_of(Request.of(3, SETTINGS)).items():
-        found = getattr(state.request, name)
+    method = method_of(SETTINGS, eos_ids=())
+    graphdef, parameters = nnx.split(
+        from_parameters(config, convert.load(SHIPPED, dtype=jnp.dtype("float32"))[1], kernels=XLA)
+    )
+    orders = exchange.Orders(3, 16)
+    orders.admit(1, [5, 7, 9], SETTINGS)
+    orders.admit(2, [5], SETTINGS)
+
+    def advance(state: DecodeState, orders: exchange.Orders, steps: int) -> tuple[DecodeState, exchange.Report]:
+        model = {"graphdef": graphdef, "method": method, "mask_token_id": config.mask_token_id}
+        state, packed = exchange.advance(parameters, state, orders.array, np.int32(steps), **model)
+        return state, exchange.Report.of(packed)
+
+    state, seen = advance(state, orders, 0)
+    for name in Request.__slots__:
+        expected, found = (getattr(request, name) for request in (Request.of(3, SETTINGS), state.request))
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found[1], expected, name)
-    assert np.asarray(state.live).tolist() == [False, True, False]
-    assert np.asarray(state.tokens[1]).tolist() == [5, 7, 9, *[config.mask_token_id] * 13]
-    assert np.flatnonzero(state.masked[1]).tolist() == list(range(3, 12))
+    assert seen.live.tolist() == [False, True, True]
+    assert seen.tokens[1].tolist() == [5, 7, 9, *[config.mask_token_id] * 13]
+    assert np.flatnonzero(seen.masked[1]).tolist() == list(range(3, 12))
 
-
-def test_what_is_read_is_the_state() -> None:
-    _, state = empty()
-    rng = np.random.default_rng()
-    state = replace(
-        state,
-        tokens=jnp.asarray(rng.integers(-(2**31), 2**31, (3, 16)), jnp.int32),
-        masked=jnp.asarray(rng.random((3, 16)) < 0.5),
-        step=jnp.arange(3, dtype=jnp.int32),
-        trace=replace(state.trace, confidence=jnp.asarray(rng.normal(size=(3, 16)), jnp.float32)),
-    )
+    orders = exchange.Orders(3, 16)
+    orders.end(2)
+    state, seen = advance(state, orders, 1)
+    assert seen.live.tolist() == [False, True, False] and seen.step.tolist() == [0, 1, 0]
+    trace = state.trace
     for found, expected in zip(
-        jax.tree.leaves(exchange.read(state)),
-        jax.tree.leaves((state.tokens, state.masked, state.step, state.forwards, state.trace)),
+        seen,
+        (state.live, state.step, state.forwards, state.tokens, state.masked, trace.step, trace.rule, trace.confidence),
         strict=True,
     ):
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
-
-
-def vars_of(request: Request) -> dict[str, np.ndarray]:
-    return {name: np.asarray(getattr(request, name)) for name in Request.__slots__}

@@ -18,7 +18,7 @@ from fdllm_jax.decoding.methods import Method, method_of
 from fdllm_jax.decoding.state import DecodeState, Request, Rule, admit, empty_state
 from fdllm_jax.model import LLaDA
 from fdllm_jax.settings import METHODS, Settings
-from tests.decode import load
+from tests.decode import for_slot, load
 from tests.reference.checkpoint import random_checkpoint
 
 VOCAB, CAPACITY, SLOTS, LONGEST = 24, 18, 3, 9
@@ -87,17 +87,17 @@ class Decoder:
 
     def __init__(self, model: LLaDA, program: Settings, passes: list[np.ndarray]):
         self.model, self.program, self.passes = model, program, passes
-        self.method: Method = method_of(program, eos_ids=EOS_IDS, longest=LONGEST)
+        self.method: Method = method_of(program, eos_ids=EOS_IDS, longest=LONGEST, noisy=True)
         self.graphdef, self.parameters = nnx.split(model)
         config, memory, dtype = model.config, self.method.memory, jnp.dtype(jnp.float32)
         sizes: dict[str, Any] = {"slots": SLOTS, "capacity": CAPACITY, "dtype": dtype}
         self.empty = jax.jit(lambda: empty_state(config, **sizes, memory=memory(SLOTS)))
-        self.admit = jax.jit(lambda state, slot, prompt, request: admit(state, slot, prompt, request, memory(1), MASK))
+        self.admit = jax.jit(lambda state, *what: admit(state, *what, memory(SLOTS), MASK))
 
     def put(self, state: DecodeState, slot: int, asked: Asked) -> DecodeState:
         row = np.zeros(CAPACITY, np.int32)
         row[: len(asked.prompt)] = asked.prompt
-        return self.admit(state, jnp.int32(slot), row, Request.of(len(asked.prompt), asked.settings))
+        return self.admit(state, *for_slot(state, slot, row, Request.of(len(asked.prompt), asked.settings)))
 
     def run(self, state: DecodeState, steps: int) -> DecodeState:
         return run(self.parameters, state, jnp.int32(steps), graphdef=self.graphdef, method=self.method)
