@@ -5,10 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fdllm_jax.engine import LLM as LLM
-    from fdllm_jax.engine import Result as Result
+    from fdllm_jax.job import Refusal as Refusal
+    from fdllm_jax.job import Result as Result
     from fdllm_jax.settings import Settings as Settings
 
-_EXPORTS = {"LLM": "fdllm_jax.engine", "Result": "fdllm_jax.engine", "Settings": "fdllm_jax.settings"}
+_EXPORTS = {
+    "LLM": "fdllm_jax.engine",
+    "Refusal": "fdllm_jax.job",
+    "Result": "fdllm_jax.job",
+    "Settings": "fdllm_jax.settings",
+}
 
 
 def __getattr__(name: str) -> Any:

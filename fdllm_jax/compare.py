@@ -18,7 +18,8 @@ from fdllm_jax.options import add_settings
 from fdllm_jax.settings import METHODS, PRESETS, Settings
 
 if TYPE_CHECKING:
-    from fdllm_jax.engine import LLM, Result
+    from fdllm_jax.engine import LLM
+    from fdllm_jax.job import Result
 
 PROGRAM = "fdllm_jax.compare"
 FILE = "compare.json"  # of the results, in the output folder

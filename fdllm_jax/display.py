@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from fdllm_jax.engine import Snapshot, Watcher
+from fdllm_jax.job import Snapshot, Watcher
 from fdllm_jax.tokenizer import Tokenizer
 
 OPEN = "░"

@@ -2,10 +2,12 @@
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,8 @@ from flax import nnx
 import convert
 from fdllm_jax import exchange
 from fdllm_jax.decoding.methods import Method, method_of
-from fdllm_jax.decoding.state import MOST_STEPS, DecodeState, Rule
+from fdllm_jax.decoding.state import MOST_STEPS, DecodeState
+from fdllm_jax.job import Job, Refusal, Result, Snapshot, Watcher, harvest, response
 from fdllm_jax.model import from_parameters
 from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
@@ -28,62 +31,10 @@ CAPACITY_STEP = 64  # automatic capacities are multiples of this, so that near l
 MOST_SLOTS = 32
 STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks of the host: for stop strings, and for Ctrl-C
 SECONDS_BETWEEN_LOOKS = 0.05  # a look after fewer, at no stop string, lets the next take twice as many steps
+LOOK_AHEAD = 256  # prompts among which the longest are begun first, where that is asked for
 MOST_ROWS = 2**31  # cache rows are counted in int32
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One finished request.
-
-    text: decoded response, without what follows an EOS or a stop string. token_ids: its tokens, up to and including the
-    first EOS, after cutting at a stop string; their number is what counts as generated.
-    steps: denoising steps. forwards: passes in which the sequence had rows.
-    seconds: from admission to the end, compilation not included, batch mates included.
-    stop_reason: "eos", "length" or "stop".
-    step_of, rule_of, confidence_of: per token of `token_ids`, the step that committed it, the rule, its probability.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    prompt_ids: list[int]
-    steps: int
-    forwards: int
-    seconds: float
-    stop_reason: str
-    settings: Settings
-    step_of: list[int]
-    rule_of: list[str]
-    confidence_of: list[float]
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Generated tokens per denoising step."""
-        return len(self.token_ids) / self.steps
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens per second of this request's wall time."""
-        return len(self.token_ids) / self.seconds
-
-
-class Snapshot(NamedTuple):
-    """A running request as it stands: response tokens and which of them are committed, [gen_length] each."""
-
-    index: int
-    tokens: np.ndarray
-    committed: np.ndarray
-
-
-Watcher = Callable[[list[Snapshot]], None]
-
-
-@dataclass(slots=True)
-class _Running:
-    index: int
-    prompt: list[int]
-    settings: Settings
-    started: float
+Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 
 class LLM:
@@ -133,7 +84,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompts,
         settings: Settings | Sequence[Settings] | None = None,
         *,
         raw: bool = False,
@@ -145,25 +96,54 @@ class LLM:
         settings: for all prompts (prompt i then draws its noise from seed + i), or one for each; those of one call
             share method and block_length and the method's switches.
         watch: called after every denoising step with the running requests, to show text as it is decoded.
+        Raises ValueError before anything is decoded if a prompt cannot be served.
         """
-        ids, each, plan = self._plan(prompts, settings, raw)
-        slots, capacity, _ = plan
+        jobs = self._all_jobs(prompts, settings, raw)
+        return sorted(self._decode(jobs, watch), key=lambda result: result.index)
+
+    def stream(
+        self,
+        prompts: Prompts,
+        settings: Settings | Sequence[Settings] | None = None,
+        *,
+        raw: bool = False,
+        longest_first: bool = False,
+    ) -> Iterator[Result | Refusal]:
+        """Yield results as they finish, each with its prompt's index; first, refusals of prompts that cannot be served.
+
+        prompts, settings, raw: see `generate`. longest_first: of each `LOOK_AHEAD` prompts the longest are begun first,
+        so that none is left alone at the end; else they are begun in their order.
+        """
+        jobs, refusals = self._jobs(prompts, settings, raw)
+        if longest_first:
+            ahead = [jobs[i : i + LOOK_AHEAD] for i in range(0, len(jobs), LOOK_AHEAD)]
+            jobs = [one for part in ahead for one in sorted(part, key=lambda one: -one.length)]
+        return chain(refusals, self._decode(jobs) if jobs else ())
+
+    def compile(
+        self, prompts: Prompts, settings: Settings | Sequence[Settings] | None = None, *, raw: bool = False
+    ) -> None:
+        """Compile what `generate` with these arguments will run. Several threads may, each for other arguments."""
+        self._program(*self._plan(self._all_jobs(prompts, settings, raw)))
+
+    def _decode(self, jobs: Sequence[Job], watch: Watcher | None = None) -> Iterator[Result]:
+        """Results as they finish. Slots are refilled in the jobs' order."""
+        plan = slots, capacity, _ = self._plan(jobs)
         program = self._program(*plan)
         state = exchange.empty(**self._shape(*plan))
-
-        waiting = [_Running(i, prompt, s, 0.0) for i, (prompt, s) in enumerate(zip(ids, each, strict=True))][::-1]
-        running: dict[int, _Running] = {}
-        results: dict[int, Result] = {}
+        waiting = deque(jobs)
+        running: dict[int, Job] = {}
+        started: dict[int, float] = {}
         orders = exchange.Orders(slots, capacity)
         max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
-        may_be_late = watch is None and not any(s.stop for s in each)
+        may_be_late = watch is None and not any(job.settings.stop for job in jobs)
         while waiting or running:
             looked = time.perf_counter()
             for slot in range(slots):
                 if slot not in running and waiting:
-                    running[slot] = waiting.pop()
-                    running[slot].started = looked
-                    orders.admit(slot, running[slot].prompt, running[slot].settings)
+                    running[slot] = job = waiting.popleft()
+                    started[slot] = looked
+                    orders.admit(slot, job.prompt, job.settings)
             state, packed = program(self._parameters, state, orders.array, np.int32(max_steps))
             seen = exchange.Report.of(packed)
             orders = exchange.Orders(slots, capacity)
@@ -171,54 +151,71 @@ class LLM:
             if may_be_late and soon and all(seen.live[slot] for slot in running):
                 max_steps = min(2 * max_steps, MOST_STEPS)
             if watch is not None:
-                watch([Snapshot(r.index, *_response(seen, slot, r)) for slot, r in running.items()])
-            for slot, request in list(running.items()):
+                watch([Snapshot(r.index, *response(seen, slot, r)) for slot, r in running.items()])
+            for slot, job in list(running.items()):
                 done = not seen.live[slot]
-                finished = self._harvest(seen, slot, request, done=done) if done or request.settings.stop else None
-                if finished is not None:
-                    results[request.index] = finished
+                if not done and not job.settings.stop:
+                    continue
+                result = harvest(self.tokenizer, seen, slot, job, started[slot], done=done)
+                if result is not None:
                     del running[slot]
                     if not done:  # a stop string
                         orders.end(slot)
-        return [results[i] for i in range(len(ids))]
+                    yield result
 
-    def compile(
-        self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
-        settings: Settings | Sequence[Settings] | None = None,
-        *,
-        raw: bool = False,
-    ) -> None:
-        """Compile what `generate` with these arguments will run. Several threads may, each for other arguments."""
-        self._program(*self._plan(prompts, settings, raw)[2])
+    def _all_jobs(self, prompts: Prompts, settings: Any, raw: bool) -> list[Job]:
+        """The jobs. Raises ValueError if any cannot be served."""
+        jobs, refusals = self._jobs(prompts, settings, raw)
+        if refusals:
+            raise ValueError("; ".join(refusal.reason for refusal in refusals))
+        return jobs
 
-    def _plan(
-        self, prompts: Any, settings: Settings | Sequence[Settings] | None, raw: bool
-    ) -> tuple[list[list[int]], list[Settings], tuple[int, int, Method]]:
-        """Token ids and settings of each prompt; slots, capacity and method of the program."""
-        ids = self._encode(prompts, raw)
-        each = self._settings(len(ids), settings)
-        method = self._method(each)
-        capacity = self._check_lengths(ids, each)
-        return ids, each, (self.slots or min(len(ids), MOST_SLOTS), capacity, method)
-
-    def _encode(self, prompts: Any, raw: bool) -> list[list[int]]:
+    def _jobs(self, prompts: Prompts, settings: Any, raw: bool) -> tuple[list[Job], list[Refusal]]:
+        """The jobs that can be served, and why the others cannot."""
         if isinstance(prompts, str):
             prompts = [prompts]
         if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping | Set):
             raise ValueError(f"prompts={prompts!r:.80}: expected a text, or a list of texts or of lists of token ids")
-        prompts = list(prompts)
-        if not prompts:
+        given: list[Any] = list(prompts)
+        if not given:
             raise ValueError("no prompts: expected at least one")
-        ids = []
-        for i, prompt in enumerate(prompts):
+        each = self._settings(len(given), settings)
+        self._check_budgets(each)
+        jobs, refusals = [], []
+        for i, (prompt, its) in enumerate(zip(given, each, strict=True)):
             try:
-                ids.append(self._encode_one(prompt, raw))
+                job = Job(i, self._encode(prompt, raw), its)
             except ValueError as error:
-                raise ValueError(f"prompt {i}: {error}" if len(prompts) > 1 else str(error)) from error
-        return ids
+                refusals.append(Refusal(i, f"prompt {i}: {error}" if len(given) > 1 else str(error)))
+                continue
+            fault = self._fault(job)
+            if fault is None:
+                jobs.append(job)
+            else:
+                refusals.append(Refusal(i, fault))
+        return jobs, refusals
 
-    def _encode_one(self, prompt: Any, raw: bool) -> list[int]:
+    def _plan(self, jobs: Sequence[Job]) -> tuple[int, int, Method]:
+        """Slots, capacity and method of the program that decodes the jobs."""
+        capacity = self.capacity
+        if capacity is None:
+            needed = max(job.length for job in jobs)
+            capacity = min(-(-needed // CAPACITY_STEP) * CAPACITY_STEP, self.config.max_sequence_length)
+        return self.slots or min(len(jobs), MOST_SLOTS), capacity, self._method(jobs)
+
+    def _fault(self, job: Job) -> str | None:
+        """Why a job does not fit the model's context or a given capacity; None where it does."""
+        limit, what = self.config.max_sequence_length, "the model's context"
+        if self.capacity is not None and self.capacity < limit:
+            limit, what = self.capacity, "the capacity of a slot"
+        if job.length <= limit:
+            return None
+        return (
+            f"prompt {job.index} has {len(job.prompt)} tokens, with gen_length={job.settings.gen_length} "
+            f"{job.length} in all: more than {what}, {limit}. Shorten the prompt or gen_length"
+        )
+
+    def _encode(self, prompt: Any, raw: bool) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode_raw(prompt) if raw else self.tokenizer.encode_chat(prompt)
         token_ids = (
@@ -242,8 +239,8 @@ class LLM:
             raise ValueError(f"{len(settings)} settings for {count} prompts: expected one for each, or one for all")
         return list(settings)
 
-    def _method(self, each: Sequence[Settings]) -> Method:
-        self._check_budgets(each)
+    def _method(self, jobs: Sequence[Job]) -> Method:
+        each = [job.settings for job in jobs]
         shared = {"longest": max(s.gen_length for s in each), "noisy": any(s.temperature > 0 for s in each)}
         methods = [method_of(s, eos_ids=self.tokenizer.eos_ids, **shared) for s in each]
         other = next((i for i, method in enumerate(methods) if method != methods[0]), None)
@@ -251,7 +248,8 @@ class LLM:
             used, others = each[0].program(), each[other].program()
             differ = sorted(n for n in used.keys() | others.keys() if used.get(n) != others.get(n))
             raise ValueError(
-                f"the settings of prompts 0 and {other} differ in {', '.join(differ)}: one call has one of each"
+                f"the settings of prompts {jobs[0].index} and {jobs[other].index} differ in "
+                f"{', '.join(differ)}: one call has one of each"
             )
         return methods[0]
 
@@ -264,23 +262,6 @@ class LLM:
                 raise ValueError(f"track_layers={tracked}: the model has the layers 0 to {layers - 1}")
             if budget > capacity:
                 raise ValueError(f"track_budget={budget} is more than a slot holds: use at most {capacity}")
-
-    def _check_lengths(self, ids: Sequence[Sequence[int]], each: Sequence[Settings]) -> int:
-        """The capacity to decode with; refuses what does not fit the model's context or a given capacity."""
-        limit, what = self.config.max_sequence_length, "the model's context"
-        if self.capacity is not None and self.capacity < limit:
-            limit, what = self.capacity, "the capacity of a slot"
-        totals = [len(prompt) + s.gen_length for prompt, s in zip(ids, each, strict=True)]
-        faults = [
-            f"prompt {i} has {len(prompt)} tokens, with gen_length={s.gen_length} {total} in all"
-            for i, (prompt, s, total) in enumerate(zip(ids, each, totals, strict=True))
-            if total > limit
-        ]
-        if faults:
-            raise ValueError(f"{'; '.join(faults)}: more than {what}, {limit}. Shorten the prompt or gen_length")
-        if self.capacity is not None:
-            return self.capacity
-        return min(-(-max(totals) // CAPACITY_STEP) * CAPACITY_STEP, self.config.max_sequence_length)
 
     def _program(self, slots: int, capacity: int, method: Method) -> Callable:
         if slots * capacity >= MOST_ROWS:
@@ -305,45 +286,3 @@ class LLM:
     def _shape(self, slots: int, capacity: int, method: Method) -> dict[str, Any]:
         """What makes an empty state."""
         return {"config": self.config, "slots": slots, "capacity": capacity, "dtype": self.dtype, "method": method}
-
-    def _harvest(self, seen: exchange.Report, slot: int, request: _Running, *, done: bool) -> Result | None:
-        """The slot's result if it is done, or if its text so far holds a stop string; else None."""
-        start = len(request.prompt)
-        tokens, known = _response(seen, slot, request)
-        committed = tokens[: len(tokens) if known.all() else int(np.argmin(known))].tolist()
-        ends = [i for i, token in enumerate(committed) if token in self.tokenizer.eos_ids]
-        if ends:
-            committed = committed[: ends[0] + 1]
-        stop_reason = "eos" if ends else "length"
-        text = self.tokenizer.decode(committed)
-        stops = [at for stop in request.settings.stop if (at := text.find(stop)) >= 0]
-        if stops:
-            text, stop_reason = text[: min(stops)], "stop"
-            committed = committed[: self._tokens_covering(committed, len(text))]
-        elif not done:
-            return None
-        span = slice(start, start + len(committed))
-        return Result(
-            index=request.index,
-            text=text,
-            token_ids=committed,
-            prompt_ids=request.prompt,
-            steps=int(seen.step[slot]),
-            forwards=int(seen.forwards[slot]),
-            seconds=time.perf_counter() - request.started,
-            stop_reason=stop_reason,
-            settings=request.settings,
-            step_of=seen.step_of[slot, span].tolist(),
-            rule_of=[Rule(rule).name.lower().replace("_", " ") for rule in seen.rule_of[slot, span]],
-            confidence_of=seen.confidence_of[slot, span].tolist(),
-        )
-
-    def _tokens_covering(self, tokens: list[int], characters: int) -> int:
-        """The fewest leading tokens whose text has `characters` characters."""
-        return next(n for n in range(len(tokens) + 1) if len(self.tokenizer.decode(tokens[:n])) >= characters)
-
-
-def _response(seen: exchange.Report, slot: int, request: _Running) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of the response so far, and where they are committed."""
-    span = slice(start := len(request.prompt), start + request.settings.gen_length)
-    return seen.tokens[slot, span], ~seen.masked[slot, span]

@@ -15,7 +15,8 @@ from fdllm_jax.options import add_settings, settings_of
 from fdllm_jax.trace import Trace, check_trace_path, write_trace
 
 if TYPE_CHECKING:
-    from fdllm_jax.engine import LLM, Result
+    from fdllm_jax.engine import LLM
+    from fdllm_jax.job import Result
 
 PROGRAM = "fdllm_jax.generate"
 

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from fdllm_jax import display
-from fdllm_jax.engine import SHIPPED, Snapshot
+from fdllm_jax.engine import SHIPPED
+from fdllm_jax.job import Snapshot
 from fdllm_jax.tokenizer import Tokenizer
 
 

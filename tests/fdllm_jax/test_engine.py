@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fdllm_jax import LLM, Settings
-from fdllm_jax.engine import SHIPPED, Snapshot
+from fdllm_jax import LLM, Refusal, Result, Settings
+from fdllm_jax.engine import SHIPPED
+from fdllm_jax.job import Snapshot
 from tests.reference.model import ReferenceLLaDA
 from tests.reference.sampler import generate_llada, generate_threshold
 
@@ -99,6 +100,41 @@ def test_some_with_temperature_and_some_without_share_a_batch(llm: LLM) -> None:
     alone = [llm.generate(["How many?"], one)[0] for one in each]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
     assert together[0].token_ids != together[1].token_ids
+
+
+@pytest.mark.parametrize("longest_first", [False, True])
+def test_a_stream_yields_what_generate_returns(llm: LLM, longest_first: bool) -> None:
+    """In the order of finishing, through fewer slots than prompts."""
+    prompts = [[5] * n for n in (3, 20, 1, 60, 7, 88, 2, 30, 4)]
+    expected = llm.generate(prompts, SHORT)
+    found = list(llm.stream(prompts, SHORT, longest_first=longest_first))
+    assert all(isinstance(one, Result) for one in found)
+    assert sorted(one.index for one in found) == list(range(len(prompts)))
+    assert {one.index: one.token_ids for one in found} == {one.index: one.token_ids for one in expected}
+    assert [one.index for one in found] != list(range(len(prompts)))
+
+
+def test_a_stream_refuses_alone_what_cannot_be_served(llm: LLM) -> None:
+    mask = llm.tokenizer.mask_id
+    prompts: list[list[int]] = [[5, 6], [5] * 89, [7], [mask], []]
+    found = list(llm.stream(prompts, SHORT))
+    refused, served = found[:3], found[3:]
+    assert [one.index for one in refused] == [1, 3, 4] and all(isinstance(one, Refusal) for one in refused)
+    reasons = [one.reason for one in refused if isinstance(one, Refusal)]
+    assert "prompt 1 has 89 tokens" in reasons[0] and "mask" in reasons[1] and "empty prompt" in reasons[2]
+    assert sorted(one.index for one in served) == [0, 2]
+    tokens = {one.index: one.token_ids for one in served if isinstance(one, Result)}
+    assert tokens[0] == llm.generate([prompts[0]], SHORT)[0].token_ids
+    assert [one.index for one in llm.stream([[mask]], SHORT)] == [0]
+    with pytest.raises(ValueError, match="no prompts"):
+        llm.stream([], SHORT)  # before anything is asked of the iterator
+
+
+def test_a_stream_that_is_left_leaves_the_engine_as_it_was(llm: LLM) -> None:
+    prompts = [[5] * n for n in (3, 20, 1, 60)]
+    first = next(iter(llm.stream(prompts, SHORT)))
+    again = llm.generate(prompts, SHORT)[first.index]
+    assert isinstance(first, Result) and first.token_ids == again.token_ids
 
 
 def test_generated_tokens_end_with_the_first_eos(llm: LLM) -> None:

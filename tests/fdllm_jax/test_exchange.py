@@ -1,5 +1,7 @@
 """What goes to the device and comes back is what was sent."""
 
+from dataclasses import fields
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -39,7 +41,7 @@ def test_the_slots_are_as_ordered_and_reported() -> None:
         return state, exchange.Report.of(packed)
 
     state, seen = advance(state, orders, 0)
-    for name in Request.__slots__:
+    for name in (field.name for field in fields(Request)):
         expected, found = (getattr(request, name) for request in (Request.of(3, SETTINGS), state.request))
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found[1], expected, name)

@@ -45,3 +45,21 @@ def test_the_built_in_tasks_are_held_out_and_their_golds_are_numbers() -> None:
 
     assert {split_of(task.question) for task in EXAMPLES} == {"test"}
     assert [extract_answer(f"#### {task.gold}") for task in EXAMPLES] == [task.gold for task in EXAMPLES]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("So 3.\n#### 3", "3"),
+        ("#### 1\n#### 1,234", "1234"),
+        ("#### $12.50", "12.5"),
+        ("####-7", "-7"),
+        ("#### 12.00 dollars", "12"),
+        ("#### 0", "0"),
+        ("the answer is 3", None),
+        ("#### none", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_the_number_after_the_last_mark(text: str, expected: str | None) -> None:
+    assert extract_answer(text) == expected
