@@ -54,6 +54,9 @@ class Part(NamedTuple):
     work: roofline.Work
 
 
+PARTS = ("draft", "draft without scores", "verify", "one-pass", "prefill")
+
+
 def random_model(config: ModelConfig, dtype: Any, kernels: str) -> LLaDA:
     """Weights that keep activations of about unit size, made on the device."""
 
@@ -202,15 +205,23 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.forward", description="Time forwards of a whole model.")
     p.add_argument("--slots", nargs="+", type=int, default=[1, 8, 32])
-    p.add_argument("--kernels", nargs="+", default=["pallas", "xla"])
-    p.add_argument("--parts", nargs="+", help="names of parts (default: all)")
+    p.add_argument("--kernels", nargs="+", choices=("pallas", "xla"), default=["pallas", "xla"])
+    p.add_argument("--parts", nargs="+", help=f"of {', '.join(PARTS)} (default: all)")
     p.add_argument("--repeats", type=int, default=5)
     p.add_argument("--tiny", action="store_true", help="a small model on the CPU; writes only where --output says")
-    p.add_argument("--output", type=Path, help="results file; by default benchmarks/results/forward.json")
+    p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/forward.json, of all)")
     options = p.parse_args(given)
+    if min(options.repeats, *options.slots) < 1:
+        p.error("--slots and --repeats must be at least 1")
+    if unknown := set(options.parts or ()) - set(PARTS):
+        p.error(f"--parts {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
+    if not options.tiny and jax.default_backend() != "gpu":
+        p.error(f"this needs an NVIDIA GPU and JAX runs on {jax.default_backend()}: use --tiny to try it out")
     config, dtype = (TINY, jnp.float32) if options.tiny else (LLADA_8B, jnp.bfloat16)
     names = ["xla"] if options.tiny else options.kernels
-    file = options.output or (None if options.tiny else report.RESULTS / "forward.json")
+    whole = all(getattr(options, name) == p.get_default(name) for name in ("tiny", "slots", "kernels", "parts"))
+    file = options.output or (report.RESULTS / "forward.json" if whole else None)
+    failed = False
     device = roofline.DEVICES.get(report.hardware())
     settings = {"prompt": PROMPT, "response": RESPONSE, "weights": "random", "dtype": jnp.dtype(dtype).name}
     rows: list[dict[str, Any]] = []
@@ -227,6 +238,7 @@ def main(given: Sequence[str] | None = None) -> int:
                 try:
                     figure, cache = measure(program.result(), cache, options.repeats)
                 except Exception as error:  # out of memory, a kernel that does not compile: the others still count
+                    failed = True
                     print(f"{part.name:22} {kernels:7} batch {slots:3}: FAILED {str(error).splitlines()[0][:120]}")
                     cache = allocate(config, slots=slots, capacity=CAPACITY, dtype=jnp.dtype(dtype))
                     continue
@@ -237,9 +249,11 @@ def main(given: Sequence[str] | None = None) -> int:
                     f"{part.name:22} {kernels:7} batch {slots:3}: {rows[-1]['median'] * 1e3:8.2f} ms{over}", flush=True
                 )
                 if file is not None:
-                    report.write(file, settings=settings, rows=rows)
+                    report.write_part(file, settings=settings, rows=rows)
             del cache, chosen, programs
-    return 0
+    if file is not None and rows:
+        report.finish(file)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -423,11 +423,15 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="of the inputs; by default a fresh one")
     parser.add_argument("--sweep", action="store_true", help="time other tiles of the operations; writes nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU; writes only where --output says")
-    parser.add_argument("--output", type=Path, help="results file; by default benchmarks/results/kernels.json")
+    parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/kernels.json, of all)")
     chosen = parser.parse_args(given)
     numbers = [chosen.repeats, *(chosen.rows or ()), *(chosen.slots or ())]
     if min(numbers) < 1:
         parser.error("--rows, --slots and --repeats must be at least 1")
+    if chosen.output is not None and (chosen.output.is_dir() or not chosen.output.absolute().parent.is_dir()):
+        parser.error(f"--output {chosen.output}: expected a file in a folder that exists")
+    if not 0 <= chosen.seed < 2**63:
+        parser.error(f"--seed {chosen.seed}: expected 0 to 2^63 - 1")
     if chosen.sweep and chosen.output:
         parser.error("--sweep only prints: leave --output out")
     if not chosen.tiny and jax.default_backend() != "gpu":
@@ -451,7 +455,8 @@ def main(given: Sequence[str] | None = None) -> int:
     print(f"{report.hardware()}, jax {jax.__version__}, {settings}, {options.repeats} repeats: median (low to high)")
     if device is None:
         print("no measured ceilings for this device in benchmarks/roofline.py: no floors")
-    file = options.output or (None if options.tiny else report.RESULTS / "kernels.json")
+    whole = not options.tiny and options.ops == tuple(OPS) and not options.rows and not options.slots
+    file = options.output or (report.RESULTS / "kernels.json" if whole else None)
     to, started = Measurements(), time.perf_counter()
     with ThreadPoolExecutor(WORKERS) as pool:
         bench = Bench(repeats=options.repeats, seed=options.seed, device=device, tiny=options.tiny, pool=pool)
@@ -462,8 +467,9 @@ def main(given: Sequence[str] | None = None) -> int:
             for op in options.ops:
                 measure(OPS[op](sizes), bench, kernel, to)
                 if file is not None and to.rows:  # after each operation: a run that is cut off has what it measured
-                    report.write(file, settings=settings, rows=to.rows)
+                    report.write_part(file, settings=settings, rows=to.rows)
     if file is not None and to.rows and not options.sweep:
+        report.finish(file)
         print(f"wrote {file}")
     print(f"{time.perf_counter() - started:.0f} s, {to.failures} failed", flush=True)
     return 1 if to.failures else 0

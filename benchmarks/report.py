@@ -7,9 +7,23 @@ from typing import Any
 
 from fdllm_jax.report import hardware, proportion, row, wilson, write
 
-__all__ = ["RESULTS", "hardware", "proportion", "row", "spread", "wilson", "write"]
+__all__ = ["RESULTS", "finish", "hardware", "proportion", "row", "spread", "wilson", "write", "write_part"]
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def write_part(file: Path, **what: Any) -> None:
+    """`write` what a run has so far beside its file: an unfinished run replaces no results, and loses none."""
+    write(_part(file), **what)
+
+
+def finish(file: Path) -> None:
+    """Put what `write_part` wrote last in the file's place."""
+    _part(file).replace(file)
+
+
+def _part(file: Path) -> Path:
+    return file.with_name(f"{file.stem}.part{file.suffix}")
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any]:

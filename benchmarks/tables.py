@@ -75,7 +75,8 @@ def timed(name: str, heading: str, unit: str, seconds: float) -> str:
     def cell(figures: Mapping[str, Any], kernels: str) -> str:
         if kernels not in figures:
             return "-"
-        return f"{figures[kernels] / seconds:.1f} ({figures[kernels] / figures['floor']:.2f}x)"
+        over = "" if figures["floor"] is None else f" ({figures[kernels] / figures['floor']:.2f}x)"
+        return f"{figures[kernels] / seconds:.1f}{over}"
 
     others = any(figures["other"] != "-" for figures in of_case.values())
     lines = [
@@ -83,7 +84,8 @@ def timed(name: str, heading: str, unit: str, seconds: float) -> str:
         f"|---|---|---|---|{'---|' * others}",
     ]
     for case, figures in of_case.items():
-        cells = [case, f"{figures['floor'] / seconds:.1f}", cell(figures, "pallas"), cell(figures, "xla")]
+        floor = "-" if figures["floor"] is None else f"{figures['floor'] / seconds:.1f}"
+        cells = [case, floor, cell(figures, "pallas"), cell(figures, "xla")]
         lines.append(f"| {' | '.join([*cells, figures['other']] if others else cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from pallas_kernels import head_statistics_kernel as kernel
-from pallas_kernels.implementation import Implementation, precision_of
+from pallas_kernels.checks import check_shapes
+from pallas_kernels.implementation import Implementation, check_kernels, precision_of
 from pallas_kernels.weight_product import tiles_for
 
 LOGITS_AT_ONCE = 2**25  # logits (fp32) that the reference computes at a time: 128 MiB, and as much again on the way
@@ -46,6 +47,17 @@ def head_statistics(
     With `noise` the argmax is that of the noisy logits; the probabilities stay noise-free. Keys are of JAX's default
     kind, threefry. Memory beyond the results: up to 256 MiB ("xla"), 20 bytes per row and tile of ids ("pallas").
     """
+    check_kernels(kernels)
+    key, temperature = (None, None) if noise is None else (noise.key, noise.temperature)
+    check_shapes(
+        {},
+        {
+            "hidden": (hidden, "rows d"), "head": (head, "vocab_rows d"), "given": (given, "rows"),
+            "noise.key": (key, "rows"), "noise.temperature": (temperature, "rows"),
+        },
+    )  # fmt: skip
+    if not 0 < vocab_size <= head.shape[0]:
+        raise ValueError(f"{vocab_size=}: expected 1 to the head's {head.shape[0]} rows")
     tiles = tiles_for(kernel.CASES, rows=hidden.shape[0], k=hidden.shape[1])
     if kernels == "xla" or tiles is None:
         return _reference(hidden, head, given, noise, vocab_size=vocab_size, scale=scale, banned=banned)

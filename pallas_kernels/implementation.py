@@ -1,7 +1,7 @@
 """Which implementation of an operation runs."""
 
 from dataclasses import dataclass, fields
-from typing import Literal, Self, cast
+from typing import Literal, Self, cast, get_args
 
 import jax
 from jax.lax import Precision
@@ -10,11 +10,19 @@ Implementation = Literal["pallas", "xla", "interpret", "triton"]  # the last of 
 NAMES = ("auto", "pallas", "xla", "interpret")  # on a command line
 
 
+def check_kernels(kernels: Implementation) -> None:
+    """Raises ValueError for a name that no operation knows."""
+    if kernels not in get_args(Implementation):
+        names = ", ".join(get_args(Implementation))
+        raise ValueError(f"{kernels=} is no implementation of an operation: expected one of {names}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """The implementation of each operation.
 
-    Raises ValueError for "triton" (plain Triton, through jax_triton) of any operation but `qkv_rope_cache`.
+    Raises ValueError for an unknown name, and for "triton" (plain Triton, through jax_triton) of any operation but
+    `qkv_rope_cache`.
     """
 
     qkv_rope_cache: Implementation
@@ -25,6 +33,8 @@ class Kernels:
     gate_up_silu: Implementation
 
     def __post_init__(self):
+        for field in fields(self):
+            check_kernels(getattr(self, field.name))
         names = (field.name for field in fields(self) if field.name != "qkv_rope_cache")
         if refused := [name for name in names if getattr(self, name) == "triton"]:
             raise ValueError(f"{', '.join(refused)}: there is no kernel in plain Triton ('triton'): use 'pallas'")

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from pallas_kernels.implementation import Implementation, precision_of
+from pallas_kernels.checks import check_shapes
+from pallas_kernels.implementation import Implementation, check_kernels, precision_of
 from pallas_kernels.weight_product import Case, Tiles, product_tile, store_rows, tiles_for
 
 LINEAR_RESIDUAL = (
@@ -45,7 +46,11 @@ def linear_residual(
 
     The kernels take 2-D x of a shape that `LINEAR_RESIDUAL` covers; anything else is XLA's.
     """
-    tiles = tiles_for(LINEAR_RESIDUAL, rows=x.shape[0], k=x.shape[-1]) if x.ndim == 2 else None
+    check_kernels(kernels)
+    rows = " ".join(map(str, x.shape[:-1]))
+    arrays = {"x": (x, f"{rows} k"), "weight": (weight, "n k"), "residual": (residual, f"{rows} n")}
+    check_shapes({}, arrays)
+    tiles = tiles_for(LINEAR_RESIDUAL, rows=x.shape[0], k=x.shape[-1]) if x.ndim == 2 and x.size else None
     if kernels == "xla" or tiles is None:
         return residual + linear(x, weight)
     return _linear_residual_pallas(x, weight, residual, tiles=tiles, interpret=kernels == "interpret")
@@ -61,7 +66,10 @@ def gate_up_silu(
 
     The kernels take 2-D x of a shape that `GATE_UP_SILU` covers; anything else is XLA's.
     """
-    tiles = tiles_for(GATE_UP_SILU, rows=x.shape[0], k=x.shape[-1]) if x.ndim == 2 else None
+    check_kernels(kernels)
+    sizes = {"d": x.shape[-1], "gate_and_up": 2 * (weight.shape[0] // 2)}
+    check_shapes(sizes, {"weight": (weight, "gate_and_up d")})
+    tiles = tiles_for(GATE_UP_SILU, rows=x.shape[0], k=x.shape[-1]) if x.ndim == 2 and x.size else None
     if kernels == "xla" or tiles is None:
         gate, up = jnp.split(linear(x, weight), 2, axis=-1)
         return jax.nn.silu(gate) * up

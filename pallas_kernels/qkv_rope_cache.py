@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.implementation import Implementation, precision_of
+from pallas_kernels.checks import check_shapes
+from pallas_kernels.implementation import Implementation, check_kernels, precision_of
 from pallas_kernels.qkv_rope_cache_kernel import CASES, qkv_rope_cache_pallas
 from pallas_kernels.weight_product import tiles_for
 
@@ -133,7 +134,17 @@ def _run(
     returning: bool,
 ) -> Sequence[Array]:
     """Q and the caches; k and v as well if `returning`, and from the reference in any case."""
-    head_dim = k_cache.shape[-1]
+    check_kernels(kernels)
+    *_, kv_heads, head_dim = k_cache.shape
+    of_cache, of_row = "cache_rows kv_heads head_dim", "rows"
+    check_shapes(
+        {"qkv": (n_heads + 2 * kv_heads) * head_dim},
+        {
+            "x": (x, "rows d_model"), "weight": (weight, "qkv d_model"), "bias": (bias, "qkv"),
+            "position": (position, of_row), "cache_row": (cache_row, of_row),
+            "k_cache": (k_cache, of_cache), "v_cache": (v_cache, of_cache),
+        },
+    )  # fmt: skip
     tiles = tiles_for(CASES, rows=x.shape[0], k=x.shape[1])
     if kernels == "xla" or tiles is None:
         q, k, v = project_qkv(x, weight, bias, position, n_heads=n_heads, head_dim=head_dim, rope_theta=rope_theta)

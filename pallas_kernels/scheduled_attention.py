@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import scheduled_attention_cudnn as cudnn
 from pallas_kernels import scheduled_attention_kernel as kernel
-from pallas_kernels.implementation import Implementation, precision_of
+from pallas_kernels.checks import check_blocks
+from pallas_kernels.implementation import Implementation, check_kernels, precision_of
 
 SCORES_AT_ONCE = 2**26  # attention scores (fp32) held at a time: 256 MiB
 
@@ -54,6 +55,8 @@ def scheduled_attention(
     has rows, and that all cache rows are finite. It changes no result, but may let cuDNN run, which multiplies rows
     beyond kv_length by 0. Raises ValueError where there are not as many blocks as slots, or other rows than theirs.
     """
+    check_kernels(kernels)
+    check_blocks(q, k_cache, v_cache, block_table, score_rows, capacity=capacity, block_rows=block_rows)
     blocks = block_table.shape[0]
     if aligned and (q.shape[0] != blocks * block_rows or k_cache.shape[0] != blocks * capacity):
         raise ValueError(

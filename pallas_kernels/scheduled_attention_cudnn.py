@@ -6,18 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-# What jax.nn.dot_product_attention calls. That one rounds the log-sum-exp to q's dtype: too coarse for tracking scores.
-from jax._src.cudnn.fused_attention_stablehlo import (
-    MaskType,
-    check_compute_capability,
-    check_cudnn_version,
-    dot_product_attention,
-)
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import flash
+
+try:
+    # What jax.nn.dot_product_attention calls; that one rounds the log-sum-exp to q's dtype, too coarse for scores.
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+except ImportError:  # it is private, and may move: then the Triton kernel runs
+    fused: Any = None
 
 TILE_ROWS = 128  # query rows of one of cuDNN's programs
 MOST_HEAD_DIM = 128
@@ -27,13 +25,13 @@ CAPABILITY = "9.0"  # on older GPUs cuDNN has no better instructions than Triton
 @functools.cache
 def available() -> bool:
     """Whether the default backend is an NVIDIA GPU that this is for, with cuDNN."""
-    if jax.default_backend() != "gpu":
+    if fused is None or jax.default_backend() != "gpu":
         return False
     try:
-        check_cudnn_version()
+        fused.check_cudnn_version()
     except RuntimeError:
         return False
-    return check_compute_capability(CAPABILITY)
+    return fused.check_compute_capability(CAPABILITY)
 
 
 def preferred(q: Float[Array, "rows heads head_dim"], *, blocks: int, block_rows: int) -> bool:
@@ -59,14 +57,14 @@ def attend(
     """
     q, k, v = (x.reshape(len(block_table), -1, *x.shape[1:]) for x in (q, k_cache, v_cache))
     kv_length, rows = block_table[:, 1].astype(jnp.int32), block_table[:, 3].astype(jnp.int32)
-    out: Any = dot_product_attention(
+    out: Any = fused.dot_product_attention(
         q,
         k,
         v,
         q_seqlen=jnp.maximum(rows, 1),  # of no length cuDNN makes NaN, or an error: that depends on its version
         kv_seqlen=jnp.maximum(kv_length, 1),
         scale=q.shape[-1] ** -0.5,
-        mask_type=MaskType.PADDING,
+        mask_type=fused.MaskType.PADDING,
         return_residual=with_lse,
     )
     values, lse = out if with_lse else (out, None)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import verify_attention_kernel as kernel
-from pallas_kernels.implementation import Implementation
+from pallas_kernels.checks import check_blocks
+from pallas_kernels.implementation import Implementation, check_kernels
 from pallas_kernels.scheduled_attention import (
     map_blocks,
     marked_weights,
@@ -84,6 +85,11 @@ def verify_attention(
     Source: arXiv 2609.26796, Flash-Verify. The paper's mask, strict isolation and one-pass verify differ only in
     `visibility`.
     """
+    check_kernels(kernels)
+    of_row = "rows kv_heads head_dim"
+    others = {"k": (k, of_row), "v": (v, of_row), "buffered": (buffered, "cache_rows")}
+    others |= {f"visibility.{name}": (x, "rows") for name, x in visibility._asdict().items()}
+    check_blocks(q, k_cache, v_cache, block_table, score_rows, capacity=capacity, block_rows=block_rows, others=others)
     inputs = (q, k, v, k_cache, v_cache, block_table, buffered)
     if kernels == "xla":
         return _reference(*inputs, visibility, score_rows, capacity=capacity, block_rows=block_rows)

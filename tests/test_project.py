@@ -18,7 +18,7 @@ LAYERS = [
     ["fdllm_jax.model", "fdllm_jax.cache", "fdllm_jax.query"],
     ["convert", "fdllm_jax.decoding"],
     ["fdllm_jax.engine"],
-    ["fdllm_jax.generate", "fdllm_jax.compare"],
+    ["fdllm_jax.evaluation", "fdllm_jax.generate", "fdllm_jax.compare"],
     ["benchmarks"],
     ["tests"],
 ]

@@ -15,9 +15,10 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.small_model import functions, word_problems
-from benchmarks.small_model.scoring import extract_answer, pass_all
 from fdllm_jax import LLM, Settings
+from fdllm_jax.evaluation.sandbox import pass_all
 from fdllm_jax.settings import PRESETS
+from fdllm_jax.tasks import extract_answer
 
 # The methods by the name of their row: those that a comparison at block_length 16 needs.
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -48,9 +49,11 @@ def main() -> None:
     p.add_argument("--slots", type=int, default=32)
     p.add_argument("--dtype", default="auto")
     p.add_argument("--kernels", default="auto")
-    p.add_argument("--output", type=Path, default=report.RESULTS / "small_model.json")
+    p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/small_model.json, of all)")
     p.add_argument("--samples", type=Path, help="also write every prompt and text, as JSON lines")
     options = p.parse_args()
+    whole = all(getattr(options, name) == p.get_default(name) for name in ("model", "problems", "functions", "methods"))
+    file = options.output or (report.RESULTS / "small_model.json" if whole else None)
 
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
     settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
@@ -88,9 +91,12 @@ def main() -> None:
                 {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
                 for prompt, result, ok in zip(prompts, results, right, strict=True)
             ]
-            report.write(options.output, settings=settings_of_run, rows=rows)  # an interrupted run keeps what it has
+            if file is not None:
+                report.write_part(file, settings=settings_of_run, rows=rows)
             for row in rows[first:]:
                 print(f"{task:>14} {method:>27} {row['metric']:>16}: {row['median']:.4f}", flush=True)
+    if file is not None and rows:
+        report.finish(file)
     if options.samples:
         lines = (json.dumps(sample, ensure_ascii=False) for sample in samples)
         options.samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -111,7 +117,7 @@ def score(task: str, items: Sequence[Any], texts: Sequence[str]) -> list[bool]:
     """Whether each item's text is right."""
     if task == "word_problems":
         return [extract_answer(text) == str(item.gold) for text, item in zip(texts, items, strict=True)]
-    return pass_all([(text, item.tests, item.entry_point) for text, item in zip(texts, items, strict=True)])
+    return pass_all([(text, item.tests) for text, item in zip(texts, items, strict=True)])
 
 
 if __name__ == "__main__":

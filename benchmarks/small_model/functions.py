@@ -2,9 +2,11 @@
 
 A function belongs to a family and has constants; together they are its combination. Whether a combination is in the
 test split is decided by its CRC, so a test combination never occurs in training. Families with few combinations are in
-training only.
+training only. `python -m benchmarks.small_model.functions 200` prints held-out ones as JSON lines.
 """
 
+import json
+import sys
 import zlib
 from dataclasses import dataclass
 from random import Random
@@ -109,3 +111,9 @@ def _tests(draft: Draft, count: int = 8) -> str:
     """Assertions on `count` random inputs; what they expect comes from the family's meaning, not from the body."""
     calls = (draft.inputs() for _ in range(count))
     return "\n".join(f"assert {_call(draft.name, arguments)} == {draft.function(*arguments)!r}" for arguments in calls)
+
+
+if __name__ == "__main__":
+    for seed in range(int(sys.argv[1])):
+        problem = make(seed, split="test")
+        print(json.dumps({"question": problem.question, "tests": problem.tests}))

@@ -17,7 +17,6 @@ from benchmarks.small_model import (
     functions,
     gsm8k,
     pool,
-    scoring,
     stories,
     vocabulary,
     word_problems,
@@ -311,40 +310,3 @@ def test_pool_refuses_bad_arguments(tokenizer_directory: Path, tmp_path: Path):
         Mixture(word_problems=-1, functions=1, gsm8k=0, raw=0)
     with pytest.raises(ValueError, match="raw"):
         Mixture(word_problems=1, functions=1, gsm8k=0, raw=2)
-
-
-# --- scores
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("So 3.\n#### 3", "3"),
-        ("#### 1\n#### 1,234", "1234"),
-        ("#### $12.50", "12.5"),
-        ("####-7", "-7"),
-        ("#### 12.00 dollars", "12"),
-        ("#### 0", "0"),
-        ("the answer is 3", None),
-        ("#### none", None),
-        ("", None),
-    ],
-)
-def test_extract_answer(text: str, expected: str | None):
-    assert scoring.extract_answer(text) == expected
-
-
-def test_functions_are_run_against_their_tests():
-    good = functions.make(1)
-    jobs = [
-        (good.answer, good.tests, good.entry_point),
-        ("def f(x):\n    return x + 1", "assert f(1) == 3", "f"),
-        ("def f(x):\n    return (", "assert True", "f"),
-        ("def g(x):\n    return x", "assert True", "f"),
-        ("import os\nos._exit(0)", "assert False", "f"),
-        ("def f(x):\n    raise SystemExit", "f(1)", "f"),
-        ("def f(x):\n    return [0] * 10 ** 9", "assert len(f(1))", "f"),
-        ("def f(x):\n    print('noise')\n    return x", "assert f(1) == 1", "f"),
-    ]
-    assert scoring.pass_all(jobs, workers=2) == [True, False, False, False, False, False, False, True]
-    assert not scoring.passes("def f():\n    while True:\n        pass", "f()", "f", timeout=0.5)

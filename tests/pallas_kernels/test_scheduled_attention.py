@@ -151,7 +151,7 @@ def test_aligned_blocks_that_do_not_fit():
 
 def cudnn_in_xla(q, k, v, *, q_seqlen, kv_seqlen, scale, mask_type, return_residual):
     """What cuDNN computes, of any dtype, and NaN where it may leave anything."""
-    assert (scale, mask_type) == (q.shape[-1] ** -0.5, cudnn.MaskType.PADDING)
+    assert (scale, mask_type) == (q.shape[-1] ** -0.5, cudnn.fused.MaskType.PADDING)
     out, lse = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=kv_seqlen, return_residual=True)
     inside = (jnp.arange(q.shape[1])[None] < q_seqlen[:, None]) & (jnp.minimum(q_seqlen, kv_seqlen) > 0)[:, None]
     out, lse = jnp.where(inside[..., None, None], out, jnp.nan), jnp.where(inside[..., None], lse, jnp.nan)
@@ -161,7 +161,7 @@ def cudnn_in_xla(q, k, v, *, q_seqlen, kv_seqlen, scale, mask_type, return_resid
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 64), (4, 1, 16)])
 def test_cudnn_results_are_the_kernels(monkeypatch: pytest.MonkeyPatch, heads, kv_heads, head_dim):
     """Values and log-sum-exp of the rows in blocks; the last block is empty."""
-    monkeypatch.setattr(cudnn, "dot_product_attention", cudnn_in_xla)
+    monkeypatch.setattr(cudnn.fused, "dot_product_attention", cudnn_in_xla)
     blocks = [(0, 40, 9), (1, 39, 9), (2, 1, 4), (3, 23, 1), (4, 0, 0)]
     shape = {"capacity": 40, "slots": 5, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     inputs, _ = case(np.random.default_rng(), blocks, **shape, stride=9, unread=0)
@@ -221,8 +221,7 @@ def test_cudnn_needs_a_gpu():
 @pytest.mark.parametrize("with_lse", [False, True])
 def test_cudnn_lowers(monkeypatch: pytest.MonkeyPatch, with_lse):
     """To one call, which reads the cache as it is; it writes a log-sum-exp only where one is asked for."""
-    fused_attention = sys.modules[cudnn.dot_product_attention.__module__]
-    monkeypatch.setattr(fused_attention, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(cudnn.fused, "check_cudnn_version", lambda: 91000)
     inputs = shapes(8, 100, 1280, jnp.bfloat16, kv_heads=8)[:4]
     lowered = jax.jit(lambda *x: cudnn.attend(*x, with_lse=with_lse)).trace(*inputs)
     text = lowered.lower(lowering_platforms=("cuda",)).as_text()
