@@ -32,8 +32,18 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which model runs, and how: --model, --raw, --dtype and --kernels."""
+def count(text: str) -> int:
+    """The type of an option that is a number of things."""
+    try:
+        if (number := int(text)) >= 1:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
+
+
+def add_model(parser: argparse.ArgumentParser, *, raw: bool = True) -> None:
+    """Add the options that say which model runs, and how: --model, --dtype, --kernels, and --raw if asked for."""
     from pallas_kernels.implementation import NAMES  # brings JAX along
 
     parser.add_argument(
@@ -41,7 +51,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="safetensors or Orbax directory, or hub id (default: the small model that ships)",
     )
-    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
+    if raw:
+        parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
     parser.add_argument(
         "--dtype",
         default="auto",

@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         help='prompts with gold answers, as lines of {"question": ..., "answer": ...}: the number after ####, or the '
         "whole answer, is compared with the number after #### of the response",
     )
-    p.add_argument("--limit", type=_count, metavar="N", help="only the first N prompts")
+    p.add_argument("--limit", type=command_line.count, metavar="N", help="only the first N prompts")
     p.add_argument("--output", required=True, type=Path, metavar="DIR", help="for compare.json and compare.png")
     command_line.add_model(p)
     c = p.add_argument_group("comparison")
@@ -75,22 +75,13 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument(
         "--batch", nargs="+", type=_batch, default=[1, 8], metavar="N", help="sequences side by side (default: 1 8)"
     )
-    c.add_argument("--repeats", type=_count, default=3, metavar="N", help="timed runs of each (default: 3)")
+    c.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="timed runs of each (default: 3)")
     add_settings(p, method=False)
     return p
 
 
-def _count(text: str) -> int:
-    try:
-        if (number := int(text)) >= 1:
-            return number
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
-
-
 def _batch(text: str) -> int:
-    if (number := _count(text)) <= MOST_BATCH:
+    if (number := command_line.count(text)) <= MOST_BATCH:
         return number
     raise argparse.ArgumentTypeError(f"{text!r}: expected at most {MOST_BATCH}")
 

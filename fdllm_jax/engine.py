@@ -167,7 +167,8 @@ class LLM:
         """The jobs. Raises ValueError if any cannot be served."""
         jobs, refusals = self._jobs(prompts, settings, raw)
         if refusals:
-            raise ValueError("; ".join(refusal.reason for refusal in refusals))
+            of_prompt = "prompt {0.index}: {0.reason}" if len(jobs) + len(refusals) > 1 else "{0.reason}"
+            raise ValueError("; ".join(of_prompt.format(refusal) for refusal in refusals))
         return jobs
 
     def _jobs(self, prompts: Prompts, settings: Any, raw: bool) -> tuple[list[Job], list[Refusal]]:
@@ -186,7 +187,7 @@ class LLM:
             try:
                 job = Job(i, self._encode(prompt, raw), its)
             except ValueError as error:
-                refusals.append(Refusal(i, f"prompt {i}: {error}" if len(given) > 1 else str(error)))
+                refusals.append(Refusal(i, str(error)))
                 continue
             fault = self._fault(job)
             if fault is None:
@@ -211,8 +212,8 @@ class LLM:
         if job.length <= limit:
             return None
         return (
-            f"prompt {job.index} has {len(job.prompt)} tokens, with gen_length={job.settings.gen_length} "
-            f"{job.length} in all: more than {what}, {limit}. Shorten the prompt or gen_length"
+            f"{len(job.prompt)} tokens, with gen_length={job.settings.gen_length} {job.length} in all: more than "
+            f"{what}, {limit}. Shorten the prompt or gen_length"
         )
 
     def _encode(self, prompt: Any, raw: bool) -> list[int]:

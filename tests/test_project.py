@@ -19,6 +19,7 @@ LAYERS = [
     ["convert", "fdllm_jax.decoding"],
     ["fdllm_jax.engine"],
     ["fdllm_jax.evaluation", "fdllm_jax.generate", "fdllm_jax.compare"],
+    ["fdllm_jax.evaluate"],
     ["benchmarks"],
     ["tests"],
 ]

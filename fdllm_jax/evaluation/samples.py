@@ -23,7 +23,7 @@ class Sample:
     index: its place among the task's items, from 0. key: its name. text: the response. tokens: generated ones, up to
     and including the first EOS, after the cut at a stop string. steps, forwards: as in the engine's results. seconds:
     what went by since the sample before it was finished, compilation not included; they add up to the run's time.
-    stop_reason: "eos", "length" or "stop". scores: by metric.
+    stop_reason: "eos", "length", "stop", or "refused" for a prompt that does not fit. scores: by metric.
     """
 
     index: int

@@ -29,12 +29,12 @@ def rows(case: Mapping[str, Any], samples: Sequence[Sample]) -> list[dict[str, A
     for metric, unit, value in (
         ("tokens", "tokens", tokens),
         ("forwards", "passes", forwards),
-        ("tokens_per_step", "tokens", tokens / steps),
-        ("tokens_per_forward", "tokens", tokens / forwards),
+        ("tokens_per_step", "tokens", tokens / max(steps, 1)),
+        ("tokens_per_forward", "tokens", tokens / max(forwards, 1)),
         ("tokens_per_second", "tokens/s", tokens / seconds),
     ):
         figures.append(report.row(case, metric, unit, value))
-    ended = sum(sample.stop_reason != "length" for sample in samples)
+    ended = sum(sample.stop_reason in ("eos", "stop") for sample in samples)
     return [*figures, report.proportion(case, "ended", ended, count)]
 
 

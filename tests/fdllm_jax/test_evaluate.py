@@ -1,0 +1,140 @@
+"""The evaluation's command line, against decoding with the engine."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fdllm_jax import LLM, Settings, evaluate
+from fdllm_jax.tasks import EXAMPLES, extract_answer
+
+OPTIONS = ["--task", "word_problems", "--gen-length", "32", "--block-length", "8", "--dtype", "float32", "--slots", "2"]
+
+
+class Done(NamedTuple):
+    """A finished command, and its folder."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+        return sorted((json.loads(line) for line in lines), key=lambda sample: sample["index"])
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        rows = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))["rows"]
+        return {row["metric"]: row for row in rows}
+
+
+def run(folder: Path, data: Path, *arguments: str) -> Done:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = evaluate.main([*OPTIONS, "--data", str(data), "--output", str(folder), *arguments])
+        except SystemExit as exit_:  # argparse's own
+            code = exit_.code
+    return Done(code, out.getvalue(), err.getvalue(), folder)
+
+
+def write(file: Path, questions: list[tuple[str, str]]) -> Path:
+    lines = (json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in questions)
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("data") / "problems.jsonl", [(t.question, t.gold) for t in EXAMPLES[:5]])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Done:
+    return run(tmp_path_factory.mktemp("whole"), data, "--temperature", "0.5", "--seed", "7")
+
+
+def test_samples_are_what_the_engine_decodes(whole: Done) -> None:
+    assert whole.code == 0
+    llm = LLM(slots=2, dtype="float32")
+    common = {"gen_length": 32, "block_length": 8, "temperature": 0.5}
+    results = [llm.generate(t.question, Settings(**common, seed=7 + i))[0] for i, t in enumerate(EXAMPLES[:5])]
+    assert [sample["text"] for sample in whole.samples] == [result.text for result in results]
+    assert [sample["steps"] for sample in whole.samples] == [result.steps for result in results]
+    right = [extract_answer(result.text) == task.gold for result, task in zip(results, EXAMPLES, strict=False)]
+    assert [sample["scores"]["exact_match"] == 1 for sample in whole.samples] == right
+    figures = whole.figures
+    assert figures["accuracy"]["median"] == sum(right) / 5 and figures["accuracy"]["repeats"] == 5
+    assert figures["tokens"]["median"] == sum(len(result.token_ids) for result in results)
+    assert figures["accuracy"]["case"]["chat_template"] is True
+    assert "accuracy (exact_match)" in whole.out
+
+
+def texts(done: Done) -> list[str]:
+    return [sample["text"] for sample in done.samples]
+
+
+def test_a_limit_is_gone_on_from(tmp_path: Path, data: Path, whole: Done) -> None:
+    sampled = ("--temperature", "0.5", "--seed", "7")
+    first = run(tmp_path, data, "--limit", "2", *sampled)
+    assert (first.code, len(first.samples)) == (0, 2)
+    before = (tmp_path / "samples.jsonl").read_bytes()
+    second = run(tmp_path, data, *sampled)
+    assert second.code == 0 and (tmp_path / "samples.jsonl").read_bytes().startswith(before)
+    assert texts(second) == texts(whole)
+    assert run(tmp_path, data, *sampled).figures["tokens"] == second.figures["tokens"]  # nothing is left to do
+
+
+def test_a_killed_run_goes_on_and_loses_nothing(tmp_path: Path, data: Path, whole: Done) -> None:
+    sampled = ("--temperature", "0.5", "--seed", "7")
+    command = [sys.executable, "-m", "fdllm_jax.evaluate", *OPTIONS, "--data", str(data), "--output", str(tmp_path)]
+    process = subprocess.Popen([*command, *sampled], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    samples = tmp_path / "samples.jsonl"
+    while not (samples.exists() and samples.read_bytes().count(b"\n") >= 1) and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = [line for line in samples.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    assert kept
+    done = run(tmp_path, data, *sampled)
+    assert done.code == 0 and texts(done) == texts(whole)
+    assert samples.read_bytes().startswith(b"".join(kept))
+
+
+def test_a_prompt_that_does_not_fit_counts_as_wrong(tmp_path: Path) -> None:
+    questions = [(EXAMPLES[0].question, EXAMPLES[0].gold), ("How many? " * 1500, "3"), ("Two and two?", "4")]
+    done = run(tmp_path / "out", write(tmp_path / "problems.jsonl", questions))
+    assert done.code == 0
+    assert "1 prompts do not fit and count as wrong: item 1: " in done.err
+    assert [sample["stop_reason"] == "refused" for sample in done.samples] == [False, True, False]
+    assert done.samples[1]["scores"] == {"exact_match": 0.0} and done.figures["accuracy"]["repeats"] == 3
+
+
+BAD = {
+    "task": (["--task", "magic"], "invalid choice: 'magic'"),
+    "data": (["--data", "/nowhere/a.jsonl"], "/nowhere/a.jsonl"),
+    "limit": (["--limit", "0"], "expected an integer of at least 1"),
+    "slots": (["--slots", "x"], "expected an integer of at least 1"),
+    "settings": (["--gamma", "2"], "gamma=2.0"),
+    "other settings": (["--temperature", "0.9"], "its samples are of other settings (seed: 7 there, 0 asked for; temp"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
+def test_bad_input_gets_one_message_and_exit_code_2(
+    whole: Done, data: Path, arguments: list[str], message: str
+) -> None:
+    before = {file.name: file.read_bytes() for file in whole.folder.iterdir()}
+    done = run(whole.folder, data, *arguments)
+    assert done.code == 2 and not done.out
+    assert message in done.err and done.err.count("\n") == 1
+    assert {file.name: file.read_bytes() for file in whole.folder.iterdir()} == before
