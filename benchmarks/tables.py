@@ -53,6 +53,34 @@ def small_model() -> str:
     return "\n".join(lines) + "\n"
 
 
+def methods() -> str:
+    """Each method on held-out word problems: accuracy and tokens per step and forward; tokens per second by batch."""
+    figures: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows_of("small_model"):
+        if row["case"]["task"] == "word_problems" and row["baseline"] is None:
+            figures.setdefault(row["case"]["method"], {})[row["metric"]] = row
+    speeds: dict[int, dict[str, float]] = {}
+    for row in rows_of("methods"):
+        if row["metric"] == "tokens_per_second":
+            speeds.setdefault(row["case"]["batch"], {})[row["case"]["name"]] = row["median"]
+    batches = sorted(speeds)
+    lines = [
+        f"| method | accuracy | tokens per step | per forward |{''.join(f' tokens/s, batch {b} |' for b in batches)}",
+        f"|---|---|---|---|{'---|' * len(batches)}",
+    ]
+    for method, of in figures.items():
+        accuracy, step, forward = of["accuracy"], of["tokens_per_step"], of["tokens_per_forward"]
+        cells = [
+            f"`{method}`",
+            f"{accuracy['median']:.1%} ({accuracy['low']:.1%} to {accuracy['high']:.1%})",
+            f"{step['median']:.2f}",
+            f"{forward['median']:.2f}",
+            *(f"{speeds[batch][method]:,.0f}" if method in speeds[batch] else "-" for batch in batches),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def timed(name: str, heading: str, unit: str, seconds: float) -> str:
     """Times of each case in a unit of `seconds`: its floor, XLA, the kernel, and what other libraries take."""
     of_case: dict[str, dict[str, Any]] = {}
@@ -92,6 +120,7 @@ def timed(name: str, heading: str, unit: str, seconds: float) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "small_model": small_model,
+    "methods": methods,
     "kernels": partial(timed, "kernels", "operation", "us", 1e-6),
     "forward": partial(timed, "forward", "forward", "ms", 1e-3),
 }

@@ -15,24 +15,19 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.small_model import functions, word_problems
-from fdllm_jax import LLM, Settings
+from fdllm_jax import LLM
+from fdllm_jax.comparison import variants
 from fdllm_jax.evaluation.sandbox import pass_all
 from fdllm_jax.settings import PRESETS
 from fdllm_jax.tasks import extract_answer
 
-# The methods by the name of their row: those that a comparison at block_length 16 needs.
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "llada": {"method": "llada"},
-    "threshold": {"method": "threshold"},
-    "fast-dllm-dual": {"method": "fast-dllm-dual"},
-    "flash-cache": {"method": "flash-cache"},
-    "flash-dllm": {"method": "flash-dllm"},
-    **{f"flash-dllm-onepass {name}": PRESETS[name] for name in ("quality", "balanced", "fast")},
-    # At about the accuracy of fast-dllm-dual.
-    "flash-cache threshold=0.95": {"method": "flash-cache", "threshold": 0.95},
-    "flash-dllm threshold=0.995 gamma=0.98": {"method": "flash-dllm", "threshold": 0.995, "gamma": 0.98},
-    "flash-dllm strict threshold=0.95": {"method": "flash-dllm", "threshold": 0.95, "isolation": "strict"},
-}
+# What a comparison at block_length 16 needs, in the words of `fdllm_jax.compare`.
+METHODS = (
+    "llada", "threshold", "fast-dllm-dual", "flash-cache", "flash-dllm",
+    # At about the accuracy of fast-dllm-dual:
+    "flash-cache:threshold=0.95", "flash-dllm:threshold=0.995,gamma=0.98", "flash-dllm:threshold=0.95,isolation=strict",
+)  # fmt: skip
+OWN_PRESETS = ("quality", "balanced", "fast")
 MODULES = {"word_problems": word_problems, "functions": functions}  # that make the tasks' items
 BASELINES = ("llada", "fast-dllm-dual", "flash-cache")  # what the others' accuracy is compared with, item by item
 
@@ -43,7 +38,8 @@ def main() -> None:
     p.add_argument("--model", help="checkpoint directory (default: the one that ships)")
     p.add_argument("--problems", type=int, default=2000)
     p.add_argument("--functions", type=int, default=500)
-    p.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS), metavar="METHOD")
+    p.add_argument("--methods", nargs="*", default=METHODS, metavar="METHOD", help="as of fdllm_jax.compare")
+    p.add_argument("--presets", nargs="*", choices=tuple(PRESETS), default=OWN_PRESETS, metavar="PRESET")
     p.add_argument("--gen-length", type=int, default=160)
     p.add_argument("--block-length", type=int, default=16)
     p.add_argument("--slots", type=int, default=32)
@@ -52,7 +48,8 @@ def main() -> None:
     p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/small_model.json, of all)")
     p.add_argument("--samples", type=Path, help="also write every prompt and text, as JSON lines")
     options = p.parse_args()
-    whole = all(getattr(options, name) == p.get_default(name) for name in ("model", "problems", "functions", "methods"))
+    of_whole = ("model", "problems", "functions", "methods", "presets")
+    whole = all(getattr(options, name) == p.get_default(name) for name in of_whole)
     file = options.output or (report.RESULTS / "small_model.json" if whole else None)
 
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
@@ -64,11 +61,12 @@ def main() -> None:
         judged: dict[str, list[bool]] = {}
         items = [MODULES[task].make(i, split="test") for i in range(count)]
         prompts = [item.question for item in items]
-        lengths = {"gen_length": options.gen_length, "block_length": options.block_length}
-        of_method = {name: Settings(**lengths, **METHODS[name]) for name in (options.methods if count else ())}
+        lengths = argparse.Namespace(gen_length=options.gen_length, block_length=options.block_length)
+        chosen, _ = variants(options.methods, options.presets, lengths)
         with ThreadPoolExecutor() as pool:
-            list(pool.map(partial(llm.compile, prompts), set(of_method.values())))
-        for method, settings in of_method.items():
+            list(pool.map(partial(llm.compile, prompts), [variant.settings for variant in chosen if count]))
+        for variant in chosen if count else ():
+            method, settings = variant.label, variant.settings
             results = llm.generate(prompts, settings)
             right = score(task, items, [result.text for result in results])
             case = {"task": task, **settings.used(), "method": method}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, tables
 from benchmarks.tables import DOCUMENTS, filled
 
 ROW = {"case", "metric", "unit", "median", "low", "high", "repeats", "floor", "baseline"}
@@ -15,7 +15,7 @@ ROW = {"case", "metric", "unit", "median", "low", "high", "repeats", "floor", "b
 def test_results_hold_what_is_needed_to_repeat_them(file: Path) -> None:
     results = json.loads(file.read_text(encoding="utf-8"))
     assert set(results) == {"command", "date", "hardware", "versions", "settings", "rows"}
-    assert results["command"].startswith("python -m benchmarks.") and results["rows"]
+    assert results["command"].startswith(("python -m benchmarks.", "python -m fdllm_jax.compare ")) and results["rows"]
     for row in results["rows"]:
         assert set(row) == ROW
         assert row["low"] <= row["median"] <= row["high"] and row["repeats"] >= 1
@@ -26,6 +26,34 @@ def test_tables_are_those_of_the_results(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     assert "<!-- table:" in text
     assert filled(text) == text
+
+
+def test_a_table_of_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = {"task": "word_problems", "method": "a:b=1"}
+    accuracy = report.proportion(case, "accuracy", 3, 4)
+    rows = {
+        "small_model": [accuracy, report.row(case, "tokens_per_step", "tokens", 3.14159),
+                        report.row(case, "tokens_per_forward", "tokens", 2.5),
+                        report.row(case, "accuracy", "fraction", -0.5, baseline={"name": "other"}),
+                        report.proportion(case | {"task": "functions"}, "accuracy", 1, 4)],
+        "methods": [report.row({"name": "a:b=1", "batch": 8}, "tokens_per_second", "tokens/s", 12345.6),
+                    report.row({"name": "other", "batch": 32}, "tokens_per_second", "tokens/s", 1.0)],
+    }  # fmt: skip
+    monkeypatch.setattr(tables, "rows_of", rows.__getitem__)
+    assert tables.methods().splitlines() == [
+        "| method | accuracy | tokens per step | per forward | tokens/s, batch 8 | tokens/s, batch 32 |",
+        "|---|---|---|---|---|---|",
+        f"| `a:b=1` | 75.0% ({accuracy['low']:.1%} to {accuracy['high']:.1%}) | 3.14 | 2.50 | 12,346 | - |",
+    ]
+
+
+def test_an_unfinished_run_replaces_nothing(tmp_path: Path) -> None:
+    file, row = tmp_path / "x.json", report.row({}, "time", "s", 1.0)
+    report.write(file, settings={}, rows=[row, row])
+    report.write_part(file, settings={}, rows=[row])
+    assert len(json.loads(file.read_text())["rows"]) == 2
+    report.finish(file)
+    assert len(json.loads(file.read_text())["rows"]) == 1 and list(tmp_path.iterdir()) == [file]
 
 
 def test_the_shipped_checkpoint_keeps_its_promises() -> None:
