@@ -76,9 +76,11 @@ def run(program: str, command: Callable[[], None]) -> int:
     except ValueError as error:
         message = str(error)
     except RuntimeError as error:
-        if not out_of_memory(error):
+        from fdllm_jax.memory import OutOfMemory, ran_out
+
+        if not ran_out(error):
             raise
-        message = "out of memory: give fewer prompts at once, shorter ones, or a smaller --gen-length"
+        message = str(error) if isinstance(error, OutOfMemory) else "out of memory: the model does not fit this device"
     print(f"{program}: {message}", file=sys.stderr)
     return 2
 
@@ -86,11 +88,6 @@ def run(program: str, command: Callable[[], None]) -> int:
 def _check_output() -> None:
     if sys.stdout is None:
         raise ValueError("standard output is closed")
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether JAX has run out of the device's memory: its own error has no narrower name that lasts."""
-    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def read_prompts(given: Sequence[str], files: Sequence[str]) -> list[str]:

@@ -111,6 +111,7 @@ def _compare(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from fdllm_jax.engine import LLM
+    from fdllm_jax.memory import ran_out
 
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
     ids = encode(llm, prompts, chosen[0].settings.gen_length, raw=options.raw)
@@ -141,7 +142,7 @@ def _compare(options: argparse.Namespace) -> None:
                 try:
                     runs.append(decode(llm, ids, variant, batch, options.repeats))
                 except RuntimeError as error:
-                    if not command_line.out_of_memory(error):
+                    if not ran_out(error):
                         raise
                     _say(f"{variant.label} at batch {batch}: out of memory, left out")
                     continue
@@ -229,6 +230,8 @@ def reference_tokens(
     llm: "LLM", prompts: Sequence[list[int]], runs: Sequence[Run], batch: int
 ) -> dict[Settings, list[list[int]]]:
     """Response tokens of the uncached decodings that the runs are to agree with, each at `batch`."""
+    from fdllm_jax.memory import ran_out
+
     decoded = {run.variant.settings: [r.token_ids for r in run.results] for run in runs if run.batch == batch}
     references: dict[Settings, list[list[int]]] = {}
     for run in runs:
@@ -240,7 +243,7 @@ def reference_tokens(
             try:
                 decoded[settings] = [result.token_ids for result in llm.generate(prompts, settings)]
             except RuntimeError as error:
-                if not command_line.out_of_memory(error):
+                if not ran_out(error):
                     raise
                 _say(f"{settings.method} at batch {batch}: out of memory, so no agreement with it")
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 import convert
-from fdllm_jax import exchange
+from fdllm_jax import exchange, memory
 from fdllm_jax.decoding.methods import Method, method_of
 from fdllm_jax.decoding.state import MOST_STEPS, DecodeState
 from fdllm_jax.job import Job, Refusal, Result, Snapshot, Watcher, harvest, response
@@ -28,12 +28,13 @@ from pallas_kernels.self_check import ModelShape, checked
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ASSETS / "fdllm-9m"
 CAPACITY_STEP = 64  # automatic capacities are multiples of this, so that near lengths share a compiled program
-MOST_SLOTS = 32
+MOST_SLOTS, MOST_AUTOMATIC_SLOTS = 32, 256
 STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks of the host: for stop strings, and for Ctrl-C
 SECONDS_BETWEEN_LOOKS = 0.05  # a look after fewer, at no stop string, lets the next take twice as many steps
 LOOK_AHEAD = 256  # prompts among which the longest are begun first, where that is asked for
 MOST_ROWS = 2**31  # cache rows are counted in int32
 
+T = TypeVar("T")
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 
@@ -41,7 +42,8 @@ class LLM:
     """A model with its tokenizer, ready to generate.
 
     path: a safetensors directory, an Orbax directory (`python -m convert`) or a hub id; None is the shipped checkpoint.
-    slots: sequences decoded side by side; at most `MOST_SLOTS`, and no more than there are prompts, when None.
+    slots: sequences decoded side by side; at most `MOST_SLOTS`, and no more than there are prompts, when None; as many
+        as the device has memory for, at most `MOST_AUTOMATIC_SLOTS`, when "auto".
     capacity: tokens of prompt and response that a slot holds; as many as the call at hand needs when None.
     dtype: of weights and activations: "auto" is bfloat16 on an accelerator and float32 on a CPU.
     kernels: see `pallas_kernels`.
@@ -51,12 +53,12 @@ class LLM:
         self,
         path: str | Path | None = None,
         *,
-        slots: int | None = None,
+        slots: int | Literal["auto"] | None = None,
         capacity: int | None = None,
         dtype: str = "auto",
         kernels: str = "auto",
     ):
-        for name, value in (("slots", slots), ("capacity", capacity)):
+        for name, value in (("slots", None if slots == "auto" else slots), ("capacity", capacity)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name}={value!r}: expected an integer of at least 1, or None")
         if dtype not in DTYPES:
@@ -76,11 +78,15 @@ class LLM:
             )
         if capacity is not None and capacity > self.config.max_sequence_length:
             raise ValueError(f"{capacity=} is more than the model's context, {self.config.max_sequence_length}")
-        self.slots, self.capacity = slots, capacity
+        self.slots: int | Literal["auto"] | None = slots
+        self.capacity = capacity
         implementation = checked(implementation, ModelShape.of(self.config), self.dtype)
         self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
+        self._plans: dict[tuple[int, int, Method], memory.Plan] = {}
         self._programs: dict[tuple[int, int, Method], Callable[..., tuple[DecodeState, jax.Array]]] = {}
+        self._weights = memory.bytes_of(self._parameters)
         self.compile_seconds = 0.0
+        self.plan: memory.Plan | None = None  # of the program compiled last
 
     def generate(
         self,
@@ -130,7 +136,7 @@ class LLM:
         """Results as they finish. Slots are refilled in the jobs' order."""
         plan = slots, capacity, _ = self._plan(jobs)
         program = self._program(*plan)
-        state = exchange.empty(**self._shape(*plan))
+        state = self._guarded(exchange.empty, **self._shape(*plan))
         waiting = deque(jobs)
         running: dict[int, Job] = {}
         started: dict[int, float] = {}
@@ -144,8 +150,8 @@ class LLM:
                     running[slot] = job = waiting.popleft()
                     started[slot] = looked
                     orders.admit(slot, job.prompt, job.settings)
-            state, packed = program(self._parameters, state, orders.array, np.int32(max_steps))
-            seen = exchange.Report.of(packed)
+            state, packed = self._guarded(program, self._parameters, state, orders.array, np.int32(max_steps))
+            seen = self._guarded(exchange.Report.of, packed)
             orders = exchange.Orders(slots, capacity)
             soon = time.perf_counter() - looked < SECONDS_BETWEEN_LOOKS
             if may_be_late and soon and all(seen.live[slot] for slot in running):
@@ -162,6 +168,17 @@ class LLM:
                     if not done:  # a stop string
                         orders.end(slot)
                     yield result
+
+    def _guarded(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """The call's result. Raises OutOfMemory, with the plan, where the device has too little of it."""
+        try:
+            return call(*arguments, **named)
+        except RuntimeError as error:
+            if not memory.ran_out(error):
+                raise
+            raise memory.OutOfMemory(
+                f"out of memory: this takes {self.plan}. Use fewer slots, shorter prompts or a smaller gen_length"
+            ) from error
 
     def _all_jobs(self, prompts: Prompts, settings: Any, raw: bool) -> list[Job]:
         """The jobs. Raises ValueError if any cannot be served."""
@@ -202,7 +219,25 @@ class LLM:
         if capacity is None:
             needed = max(job.length for job in jobs)
             capacity = min(-(-needed // CAPACITY_STEP) * CAPACITY_STEP, self.config.max_sequence_length)
-        return self.slots or min(len(jobs), MOST_SLOTS), capacity, self._method(jobs)
+        method = self._method(jobs)
+        slots = self._fitting(len(jobs), capacity, method) if self.slots == "auto" else self.slots
+        return slots or min(len(jobs), MOST_SLOTS), capacity, method
+
+    def _fitting(self, jobs: int, capacity: int, method: Method) -> int:
+        """Slots for `jobs` jobs that the device has memory for, by the compiled program's own account."""
+        free = memory.free_bytes()
+        if free is None:
+            return min(jobs, MOST_SLOTS)
+        room = memory.MOST_OF_FREE * free
+        cache = memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize)
+        slots = max(1, min(jobs, MOST_AUTOMATIC_SLOTS, int(room // cache)))
+        while slots > 1:
+            self._program(slots, capacity, method)
+            plan = self._plans[slots, capacity, method]
+            if (needed := slots * plan.cache + plan.work_space) <= room:
+                break
+            slots = max(1, min(slots - 1, int(slots * room / needed)))
+        return slots
 
     def _fault(self, job: Job) -> str | None:
         """Why a job does not fit the model's context or a given capacity; None where it does."""
@@ -280,8 +315,16 @@ class LLM:
                 method=method,
                 mask_token_id=self.config.mask_token_id,
             )
-            self._programs[key] = lowered.compile()
+            compiled = self._programs[key] = lowered.compile()
+            analysis = compiled.memory_analysis()
+            self._plans[key] = memory.Plan(
+                weights=self._weights,
+                cache=memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize),
+                slots=slots,
+                work_space=0 if analysis is None else analysis.temp_size_in_bytes,
+            )
             self.compile_seconds += time.perf_counter() - start
+        self.plan = self._plans[key]
         return self._programs[key]
 
     def _shape(self, slots: int, capacity: int, method: Method) -> dict[str, Any]:

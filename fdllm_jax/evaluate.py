@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     e.add_argument("--task", required=True, choices=tuple(TASKS), metavar="NAME", help=f"of {', '.join(TASKS)}")
     e.add_argument("--data", required=True, type=Path, metavar="PATH", help="the data's JSON lines, or their folder")
     e.add_argument("--limit", type=command_line.count, metavar="N", help="only the first N items")
-    e.add_argument("--slots", type=command_line.count, default=SLOTS, metavar="N", help=f"side by side ({SLOTS})")
+    e.add_argument("--slots", type=_slots, default=SLOTS, metavar="N", help=f"side by side, or auto ({SLOTS})")
     e.add_argument(
         "--chat-template",
         action=argparse.BooleanOptionalAction,
@@ -49,6 +49,10 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_model(p, raw=False)
     add_settings(p)
     return p
+
+
+def _slots(text: str) -> int | str:
+    return text if text == "auto" else command_line.count(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

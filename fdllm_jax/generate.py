@@ -127,7 +127,7 @@ def _stats(llm: "LLM", results: "Sequence[Result]", *, load: float, generate: fl
         f"{tokens / steps:.2f} tokens per step",
         "by rule": ", ".join(f"{count} {rule}" for rule, count in rules.most_common()),
         "speed": f"{tokens / generate:.1f} tokens per second, prefill included, compilation not",
-        **({"memory": f"{memory / 1e9:.2f} GB at the peak"} if memory else {}),
+        "memory": str(llm.plan) + (f"; {memory / 1e9:.2f} GB at the peak" if memory else ""),
     }
     return "\n".join(f"{name:>9}: {value}" for name, value in lines.items())
 
