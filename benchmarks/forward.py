@@ -219,8 +219,7 @@ def main(given: Sequence[str] | None = None) -> int:
         p.error(f"this needs an NVIDIA GPU and JAX runs on {jax.default_backend()}: use --tiny to try it out")
     config, dtype = (TINY, jnp.float32) if options.tiny else (LLADA_8B, jnp.bfloat16)
     names = ["xla"] if options.tiny else options.kernels
-    whole = all(getattr(options, name) == p.get_default(name) for name in ("tiny", "slots", "kernels", "parts"))
-    file = options.output or (report.RESULTS / "forward.json" if whole else None)
+    file = report.file_of("forward", options, p, "tiny", "slots", "kernels", "parts")
     failed = False
     device = roofline.DEVICES.get(report.hardware())
     settings = {"prompt": PROMPT, "response": RESPONSE, "weights": "random", "dtype": jnp.dtype(dtype).name}

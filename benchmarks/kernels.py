@@ -436,6 +436,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--sweep only prints: leave --output out")
     if not chosen.tiny and jax.default_backend() != "gpu":
         parser.error(f"this needs an NVIDIA GPU and JAX runs on {jax.default_backend()}: use --tiny to try it out")
+    chosen.output = report.file_of("kernels", chosen, parser, "tiny", "ops", "rows", "slots")
     return chosen
 
 
@@ -455,8 +456,7 @@ def main(given: Sequence[str] | None = None) -> int:
     print(f"{report.hardware()}, jax {jax.__version__}, {settings}, {options.repeats} repeats: median (low to high)")
     if device is None:
         print("no measured ceilings for this device in benchmarks/roofline.py: no floors")
-    whole = not options.tiny and options.ops == tuple(OPS) and not options.rows and not options.slots
-    file = options.output or (report.RESULTS / "kernels.json" if whole else None)
+    file = options.output
     to, started = Measurements(), time.perf_counter()
     with ThreadPoolExecutor(WORKERS) as pool:
         bench = Bench(repeats=options.repeats, seed=options.seed, device=device, tiny=options.tiny, pool=pool)

@@ -1,5 +1,6 @@
 """Results as data: those of the benchmarks lie in `RESULTS`."""
 
+import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,9 +8,15 @@ from typing import Any
 
 from fdllm_jax.report import hardware, proportion, row, wilson, write
 
-__all__ = ["RESULTS", "finish", "hardware", "proportion", "row", "spread", "wilson", "write", "write_part"]
+__all__ = ["RESULTS", "file_of", "finish", "hardware", "proportion", "row", "spread", "wilson", "write", "write_part"]
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def file_of(name: str, options: argparse.Namespace, defaults: argparse.ArgumentParser, *decides: str) -> Path | None:
+    """Where a run's results go: --output, or the committed file if all options that decide them are as by default."""
+    whole = all(getattr(options, option) == defaults.get_default(option) for option in decides)
+    return options.output or (RESULTS / f"{name}.json" if whole else None)
 
 
 def write_part(file: Path, **what: Any) -> None:

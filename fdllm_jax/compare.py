@@ -200,6 +200,7 @@ def decode(llm: "LLM", prompts: Sequence[list[int]], variant: Variant, batch: in
 
     Fewer prompts than the batch are repeated to fill it. The time holds prefill and no compilation.
     """
+    llm.slots = batch
     before = _peak_memory()
     llm.generate(longest(prompts, batch), variant.settings)
     filled = list(islice(cycle(prompts), max(batch, len(prompts))))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ SECONDS_BETWEEN_LOOKS = 0.05  # a look after fewer, at no stop string, lets the 
 LOOK_AHEAD = 256  # prompts among which the longest are begun first, where that is asked for
 MOST_ROWS = 2**31  # cache rows are counted in int32
 
-T = TypeVar("T")
+Program = Callable[..., tuple[DecodeState, jax.Array]]
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 
@@ -82,11 +82,10 @@ class LLM:
         self.capacity = capacity
         implementation = checked(implementation, ModelShape.of(self.config), self.dtype)
         self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
-        self._plans: dict[tuple[int, int, Method], memory.Plan] = {}
-        self._programs: dict[tuple[int, int, Method], Callable[..., tuple[DecodeState, jax.Array]]] = {}
+        self._programs: dict[tuple[int, int, Method], tuple[Program, memory.Plan]] = {}
         self._weights = memory.bytes_of(self._parameters)
         self.compile_seconds = 0.0
-        self.plan: memory.Plan | None = None  # of the program compiled last
+        self.plan: memory.Plan | None = None  # of the program asked for last
 
     def generate(
         self,
@@ -134,9 +133,10 @@ class LLM:
 
     def _decode(self, jobs: Sequence[Job], watch: Watcher | None = None) -> Iterator[Result]:
         """Results as they finish. Slots are refilled in the jobs' order."""
-        plan = slots, capacity, _ = self._plan(jobs)
-        program = self._program(*plan)
-        state = self._guarded(exchange.empty, **self._shape(*plan))
+        key = slots, capacity, _ = self._plan(jobs)
+        program, plan = self._program(*key)
+        with memory.told(plan):
+            state = exchange.empty(**self._shape(*key))
         waiting = deque(jobs)
         running: dict[int, Job] = {}
         started: dict[int, float] = {}
@@ -150,8 +150,9 @@ class LLM:
                     running[slot] = job = waiting.popleft()
                     started[slot] = looked
                     orders.admit(slot, job.prompt, job.settings)
-            state, packed = self._guarded(program, self._parameters, state, orders.array, np.int32(max_steps))
-            seen = self._guarded(exchange.Report.of, packed)
+            with memory.told(plan):
+                state, packed = program(self._parameters, state, orders.array, np.int32(max_steps))
+                seen = exchange.Report.of(packed)
             orders = exchange.Orders(slots, capacity)
             soon = time.perf_counter() - looked < SECONDS_BETWEEN_LOOKS
             if may_be_late and soon and all(seen.live[slot] for slot in running):
@@ -168,17 +169,6 @@ class LLM:
                     if not done:  # a stop string
                         orders.end(slot)
                     yield result
-
-    def _guarded(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """The call's result. Raises OutOfMemory, with the plan, where the device has too little of it."""
-        try:
-            return call(*arguments, **named)
-        except RuntimeError as error:
-            if not memory.ran_out(error):
-                raise
-            raise memory.OutOfMemory(
-                f"out of memory: this takes {self.plan}. Use fewer slots, shorter prompts or a smaller gen_length"
-            ) from error
 
     def _all_jobs(self, prompts: Prompts, settings: Any, raw: bool) -> list[Job]:
         """The jobs. Raises ValueError if any cannot be served."""
@@ -232,8 +222,7 @@ class LLM:
         cache = memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize)
         slots = max(1, min(jobs, MOST_AUTOMATIC_SLOTS, int(room // cache)))
         while slots > 1:
-            self._program(slots, capacity, method)
-            plan = self._plans[slots, capacity, method]
+            _, plan = self._program(slots, capacity, method)
             if (needed := slots * plan.cache + plan.work_space) <= room:
                 break
             slots = max(1, min(slots - 1, int(slots * room / needed)))
@@ -299,7 +288,7 @@ class LLM:
             if budget > capacity:
                 raise ValueError(f"track_budget={budget} is more than a slot holds: use at most {capacity}")
 
-    def _program(self, slots: int, capacity: int, method: Method) -> Callable:
+    def _program(self, slots: int, capacity: int, method: Method) -> tuple[Program, memory.Plan]:
         if slots * capacity >= MOST_ROWS:
             raise ValueError(f"{slots=} of {capacity=} are more than {MOST_ROWS - 1} cache rows: use fewer slots")
         key = (slots, capacity, method)
@@ -315,17 +304,18 @@ class LLM:
                 method=method,
                 mask_token_id=self.config.mask_token_id,
             )
-            compiled = self._programs[key] = lowered.compile()
+            compiled = lowered.compile()
             analysis = compiled.memory_analysis()
-            self._plans[key] = memory.Plan(
+            plan = memory.Plan(
                 weights=self._weights,
                 cache=memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize),
                 slots=slots,
                 work_space=0 if analysis is None else analysis.temp_size_in_bytes,
             )
+            self._programs[key] = compiled, plan
             self.compile_seconds += time.perf_counter() - start
-        self.plan = self._plans[key]
-        return self._programs[key]
+        program, self.plan = self._programs[key]
+        return program, self.plan
 
     def _shape(self, slots: int, capacity: int, method: Method) -> dict[str, Any]:
         """What makes an empty state."""

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -100,8 +100,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     with Samples(options.output, settings) as samples:
         refused = evaluate(llm, plan, samples)
         chosen = [sample for sample in samples.all if sample.index < len(plan.items)]
-        summary.write(options.output, {**settings, "slots": options.slots}, case, chosen)
-    for row in summary.rows(case, chosen):
+        rows = summary.write(options.output, {**settings, "slots": options.slots}, case, chosen)
+    for row in rows:
         _print(row)
     if refused:
         print(f"{PROGRAM}: {len(refused)} prompts do not fit and count as wrong: {refused[0].reason}", file=sys.stderr)
@@ -120,7 +120,7 @@ def evaluate(llm: "LLM", plan: Plan, samples: Samples) -> "list[Refusal]":
         return refusals
     prompts, settings = [plan.items[i].prompt for i in todo], [plan.of_item(i) for i in todo]
     pending: dict[Future[dict[str, float]], Sample] = {}
-    with _progress(len(plan.items), len(plan.items) - len(todo)) as advance, ThreadPoolExecutor() as pool:
+    with _progress(len(plan.items), len(plan.items) - len(todo)) as advance, sandbox.pool() as pool:
         for seconds, one in _timed(llm, llm.stream(prompts, settings, raw=not plan.chat_template, longest_first=True)):
             index = todo[one.index]
             item = plan.items[index]

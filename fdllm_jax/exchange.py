@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from fdllm_jax.config import ModelConfig
 from fdllm_jax.decoding.loop import run
@@ -54,18 +54,12 @@ class Report(NamedTuple):
     @classmethod
     def of(cls, packed: Array) -> Self:
         """The report that `advance` packed."""
-        bits = np.asarray(packed)
-        live, step, forwards, *by_position = np.split(bits, [1, 2, 3, *_cuts(bits.shape[1] - 3)], axis=1)
-        tokens, masked, step_of, rule_of, confidence_of = by_position
+        by_slot, by_position = np.split(np.asarray(packed), [3], axis=1)
+        tokens, masked, step_of, rule_of, confidence_of = np.split(by_position, 5, axis=1)
         return cls(
-            live[:, 0] != 0, step[:, 0], forwards[:, 0], tokens, masked != 0, step_of, rule_of,
+            by_slot[:, 0] != 0, by_slot[:, 1], by_slot[:, 2], tokens, masked != 0, step_of, rule_of,
             np.ascontiguousarray(confidence_of).view(np.float32),
         )  # fmt: skip
-
-
-def _cuts(columns: int) -> list[int]:
-    """Where the second to the fifth array of a report begin."""
-    return [3 + i * columns // 5 for i in range(1, 5)]
 
 
 @partial(jax.jit, static_argnames=("config", "slots", "capacity", "dtype", "method"))
@@ -94,9 +88,6 @@ def advance(
     state = run(parameters, state, max_steps, graphdef=graphdef, method=method)
     trace = state.trace
     by_slot = jnp.stack([state.live.astype(jnp.int32), state.step, state.forwards], axis=1)
-    by_position = [state.tokens, state.masked.astype(jnp.int32), trace.step, trace.rule, _bits(trace.confidence)]
+    confidence = jax.lax.bitcast_convert_type(trace.confidence, jnp.int32)
+    by_position = [state.tokens, state.masked.astype(jnp.int32), trace.step, trace.rule, confidence]
     return state, jnp.concatenate([by_slot, *by_position], axis=1)
-
-
-def _bits(number: Float[Array, "*any"]) -> Int[Array, "*any"]:
-    return jax.lax.bitcast_convert_type(number, jnp.int32)

@@ -1,5 +1,7 @@
 """What a decode state needs of a device's memory: weights, the cache of each slot, and the program's work space."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +55,19 @@ def free_bytes() -> int | None:
 def ran_out(error: RuntimeError) -> bool:
     """Whether JAX has run out of the device's memory: its own error has no narrower name that lasts."""
     return isinstance(error, OutOfMemory) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+@contextmanager
+def told(plan: Plan) -> Iterator[None]:
+    """Raises OutOfMemory, with the plan, where the device has too little memory for what is done meanwhile."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        raise OutOfMemory(
+            f"out of memory: this takes {plan}. Use fewer slots, shorter prompts or a smaller gen_length"
+        ) from error
 
 
 def _size(count: int) -> str:

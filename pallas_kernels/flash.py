@@ -22,6 +22,7 @@ from pallas_kernels.implementation import precision_of
 LOWEST = -1e30  # below every score, and finite: a row that has seen no key yet must not compute inf - inf
 PROGRAMS = 264  # two for each of an H200's 132 multiprocessors; a launch with fewer is split along the keys
 MOST_SPLITS = 8
+MOST_PADDING = 1.1  # rows of all tiles of a block, over those of tiles of 64
 # From so many rows of a block and so many of its programs (128 rows and a head each) on, cuDNN is faster than these
 # kernels where it can run: here fewer rows are a narrower tile, and fewer programs are split along the keys.
 CUDNN_ROWS = 65
@@ -40,7 +41,6 @@ class Tiles:
 
 # By bytes of an element: (most rows of a block, most programs with 64 rows each, tiles), the first that fits and does
 # not leave much of its last tile empty. Where there are blocks enough, wide tiles read the keys half as often.
-MOST_PADDING = 1.1  # rows of all tiles, over those of tiles of 64
 TILES = {
     2: (
         (16, math.inf, Tiles(rows=16, keys=64, num_warps=4, num_stages=3)),

@@ -48,12 +48,11 @@ def head_statistics(
     kind, threefry. Memory beyond the results: up to 256 MiB ("xla"), 20 bytes per row and tile of ids ("pallas").
     """
     check_kernels(kernels)
-    key, temperature = (None, None) if noise is None else (noise.key, noise.temperature)
     check_shapes(
         {},
         {
             "hidden": (hidden, "rows d"), "head": (head, "vocab_rows d"), "given": (given, "rows"),
-            "noise.key": (key, "rows"), "noise.temperature": (temperature, "rows"),
+            "noise.key": (noise and noise.key, "rows"), "noise.temperature": (noise and noise.temperature, "rows"),
         },
     )  # fmt: skip
     if not 0 < vocab_size <= head.shape[0]:

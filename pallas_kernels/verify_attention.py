@@ -13,7 +13,7 @@ from pallas_kernels.scheduled_attention import (
     map_blocks,
     marked_weights,
     masked_attention,
-    scatter_blocks,
+    rows_of_blocks,
     sum_by_slot,
 )
 
@@ -102,7 +102,7 @@ def verify_attention(
         q, k, k_cache, lse, block_table, buffered, rule, score_rows, **run
     )
     cache_scores = sum_by_slot(cache_scores, block_table, slots=k_cache.shape[0] // capacity)
-    return attended, cache_scores, _by_row(own_scores, block_table, q.shape[0])
+    return attended, cache_scores, rows_of_blocks(own_scores, block_table, q.shape[0])
 
 
 def visible(query: Visibility, key: Visibility) -> Bool[Array, "queries keys"]:
@@ -111,16 +111,6 @@ def visible(query: Visibility, key: Visibility) -> Bool[Array, "queries keys"]:
     draft = (kind == DRAFT) & (rank < query.draft_cutoff[:, None])
     undecoded = (kind == UNDECODED) & (rank >= query.undecoded_cutoff[:, None])
     return (kind == SHARED) | draft | undecoded
-
-
-def _by_row(
-    scores: Float[Array, "blocks block_rows"], block_table: Int[Array, "blocks 4"], rows: int
-) -> Float[Array, "{rows}"]:
-    """What `scatter_blocks` gives, by reading: on a GPU one kernel, and a scatter is three."""
-    in_block = jnp.arange(rows)[:, None] - block_table[None, :, 2]
-    inside = (in_block >= 0) & (in_block < block_table[None, :, 3])
-    found = scores[jnp.arange(len(scores))[None], jnp.clip(in_block, 0, scores.shape[1] - 1)]
-    return jnp.sum(jnp.where(inside, found, 0.0), axis=1)
 
 
 def _as_numbers(visibility: Visibility) -> Int[Array, "5 rows"]:
@@ -173,8 +163,8 @@ def _reference(
 
     scores_a_block = heads * block_rows * (capacity + block_rows)
     blocks, scores = map_blocks(attend, block_table, scores_a_block=scores_a_block)
-    attended = scatter_blocks(blocks, block_table, rows)
+    attended = rows_of_blocks(blocks, block_table, rows)
     if score_rows is None:
         return attended
     cache_scores = sum_by_slot(scores[:, :capacity], block_table, slots=k_slots.shape[0])
-    return attended, cache_scores, scatter_blocks(scores[:, capacity:], block_table, rows)
+    return attended, cache_scores, rows_of_blocks(scores[:, capacity:], block_table, rows)

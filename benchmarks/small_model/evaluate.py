@@ -48,9 +48,7 @@ def main() -> None:
     p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/small_model.json, of all)")
     p.add_argument("--samples", type=Path, help="also write every prompt and text, as JSON lines")
     options = p.parse_args()
-    of_whole = ("model", "problems", "functions", "methods", "presets")
-    whole = all(getattr(options, name) == p.get_default(name) for name in of_whole)
-    file = options.output or (report.RESULTS / "small_model.json" if whole else None)
+    file = report.file_of("small_model", options, p, "model", "problems", "functions", "methods", "presets")
 
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
     settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}

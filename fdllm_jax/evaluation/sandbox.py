@@ -47,8 +47,13 @@ def passes(code: str, tests: str, *, seconds: float = 3.0) -> bool:
 
 def pass_all(jobs: Sequence[tuple[str, str]]) -> list[bool]:
     """`passes` of every `(code, tests)`, one at a time on each core."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(lambda job: passes(*job), jobs))
+    with pool() as threads:
+        return list(threads.map(lambda job: passes(*job), jobs))
+
+
+def pool() -> ThreadPoolExecutor:
+    """A thread for each core: the limits of time suppose that a process has one."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
 
 def isolation() -> str:

@@ -38,6 +38,10 @@ def rows(case: Mapping[str, Any], samples: Sequence[Sample]) -> list[dict[str, A
     return [*figures, report.proportion(case, "ended", ended, count)]
 
 
-def write(folder: Path, settings: Mapping[str, Any], case: Mapping[str, Any], samples: Sequence[Sample]) -> None:
-    """Write `summary.json` whole or not at all, with the command, the date, hardware and versions."""
-    report.write(folder / SUMMARY, settings=settings, rows=rows(case, samples))
+def write(
+    folder: Path, settings: Mapping[str, Any], case: Mapping[str, Any], samples: Sequence[Sample]
+) -> list[dict[str, Any]]:
+    """Write `summary.json` whole or not at all, with the command, the date, hardware and versions; returns its rows."""
+    figures = rows(case, samples)
+    report.write(folder / SUMMARY, settings=settings, rows=figures)
+    return figures

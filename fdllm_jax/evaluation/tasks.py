@@ -1,12 +1,10 @@
-"""The tasks by name, and the scores of many responses."""
+"""The tasks by name."""
 
-import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from fdllm_jax.evaluation import gsm8k, humaneval, mbpp, minerva, own
-from fdllm_jax.evaluation.task import Item, Task
+from fdllm_jax.evaluation.task import Task
 
 TASKS: Mapping[str, Task] = MappingProxyType(
     {
@@ -14,9 +12,3 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         for task in (gsm8k.TASK, minerva.TASK, humaneval.TASK, mbpp.TASK, own.WORD_PROBLEMS, own.FUNCTIONS)
     }
 )
-
-
-def score_all(task: Task, responses: Sequence[tuple[Item, str]]) -> list[dict[str, float]]:
-    """`task.score` of every item and text, one at a time on each core."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(lambda response: task.score(*response), responses))

@@ -56,7 +56,7 @@ def test_too_little_memory_is_told_with_the_plan(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(exchange, "empty", fail)
     else:
         (key,) = llm._programs
-        monkeypatch.setitem(llm._programs, key, fail)
+        monkeypatch.setitem(llm._programs, key, (fail, llm._programs[key][1]))
     with pytest.raises(memory.OutOfMemory, match=r"out of memory: this takes .*weights .*, cache 2 x .*fewer slots"):
         llm.generate("How many?", SETTINGS)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fdllm_jax.evaluation import humaneval, mbpp, own
-from fdllm_jax.evaluation.tasks import score_all
+from tests.fdllm_jax.evaluation.scores import score_all
 
 HUMANEVAL = Path(os.environ.get("FDLLM_DATA", "../shared/data")) / "HumanEval.jsonl.gz"
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,8 @@ import pytest
 
 from fdllm_jax.evaluation import gsm8k, humaneval, mbpp, minerva
 from fdllm_jax.evaluation.task import Item
-from fdllm_jax.evaluation.tasks import TASKS, score_all
+from fdllm_jax.evaluation.tasks import TASKS
+from tests.fdllm_jax.evaluation.scores import score_all
 from tests.fdllm_jax.evaluation.test_data import GOOD, write
 
 pytestmark = pytest.mark.skipif(

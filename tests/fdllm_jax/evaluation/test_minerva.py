@@ -8,7 +8,7 @@ import pytest
 
 from fdllm_jax.evaluation import minerva, sandbox
 from fdllm_jax.evaluation.task import Item
-from fdllm_jax.evaluation.tasks import score_all
+from tests.fdllm_jax.evaluation.scores import score_all
 
 
 def test_the_prompt_is_the_harness_s(tmp_path: Path):
