@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fdllm_jax.engine import LLM as LLM
+    from fdllm_jax.job import Interrupted as Interrupted
     from fdllm_jax.job import Refusal as Refusal
     from fdllm_jax.job import Result as Result
     from fdllm_jax.settings import Settings as Settings
 
 _EXPORTS = {
     "LLM": "fdllm_jax.engine",
+    "Interrupted": "fdllm_jax.job",
     "Refusal": "fdllm_jax.job",
     "Result": "fdllm_jax.job",
     "Settings": "fdllm_jax.settings",

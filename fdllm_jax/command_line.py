@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fdllm_jax.settings import DTYPES
 
@@ -18,6 +19,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, program: str, description: str):
         super().__init__(prog=f"python -m {program}", description=description)
         self.program = program
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line, on which options may stand between prompts."""
+        return self.parse_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """End the process with the message."""
@@ -145,8 +150,21 @@ def check_device() -> None:
         raise ValueError(f"JAX finds no device to run on; {hint}") from error
 
 
+_at_interrupt: list[Callable[[], str]] = []
+
+
+@contextmanager
+def at_interrupt(keep: Callable[[], str]) -> Iterator[None]:
+    """At Ctrl-C meanwhile, `keep` saves what is finished, on another thread, and says what that is, if anything."""
+    _at_interrupt.append(keep)
+    try:
+        yield
+    finally:
+        _at_interrupt.pop()
+
+
 def exit_on_ctrl_c(program: str) -> None:
-    """From now on Ctrl-C ends the process at once, with code 130; what is on the terminal stays.
+    """From now on Ctrl-C ends the process at once, with code 130; what is on the terminal stays. See `at_interrupt`.
 
     A thread waits for the signal: a Python handler would have to wait until XLA gives the main thread back.
     """
@@ -155,7 +173,8 @@ def exit_on_ctrl_c(program: str) -> None:
         number = signal.sigwait({signal.SIGINT})
         terminal = any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
         cursor = "\x1b[?25h\n" if terminal else ""  # a display may have hidden it
-        os.write(2, f"{cursor}{program}: interrupted\n".encode())
+        kept = _at_interrupt[-1]() if _at_interrupt else ""
+        os.write(2, f"{cursor}{program}: interrupted{': ' * bool(kept)}{kept}\n".encode())
         os._exit(128 + number)
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

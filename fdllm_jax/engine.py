@@ -1,12 +1,11 @@
 """The engine: prompts in, texts out, through the slots of one decode state."""
 
-import operator
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import jax
@@ -15,11 +14,12 @@ import numpy as np
 from flax import nnx
 
 import convert
-from fdllm_jax import exchange, memory
+from fdllm_jax import batching, exchange, memory
+from fdllm_jax.batching import Load, Program
 from fdllm_jax.decoding.methods import Method, method_of
-from fdllm_jax.decoding.state import MOST_STEPS, DecodeState
-from fdllm_jax.job import Job, Refusal, Result, Snapshot, Watcher, harvest, response
+from fdllm_jax.job import Interrupted, Job, Refusal, Result, Watcher
 from fdllm_jax.model import from_parameters
+from fdllm_jax.requests import Limits, Prompts
 from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
 from pallas_kernels import choose
@@ -29,13 +29,8 @@ ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ASSETS / "fdllm-9m"
 CAPACITY_STEP = 64  # automatic capacities are multiples of this, so that near lengths share a compiled program
 MOST_SLOTS, MOST_AUTOMATIC_SLOTS = 32, 256
-STEPS_BETWEEN_LOOKS = 8  # denoising steps between two looks of the host: for stop strings, and for Ctrl-C
-SECONDS_BETWEEN_LOOKS = 0.05  # a look after fewer, at no stop string, lets the next take twice as many steps
 LOOK_AHEAD = 256  # prompts among which the longest are begun first, where that is asked for
 MOST_ROWS = 2**31  # cache rows are counted in int32
-
-Program = Callable[..., tuple[DecodeState, jax.Array]]
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 
 class LLM:
@@ -82,10 +77,12 @@ class LLM:
         self.capacity = capacity
         implementation = checked(implementation, ModelShape.of(self.config), self.dtype)
         self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
-        self._programs: dict[tuple[int, int, Method], tuple[Program, memory.Plan]] = {}
+        self._programs: dict[tuple[int, int, Method], Program] = {}
+        self._locks: dict[tuple[int, int, Method], Lock] = {}
         self._weights = memory.bytes_of(self._parameters)
         self.compile_seconds = 0.0
         self.plan: memory.Plan | None = None  # of the program asked for last
+        self.load = Load()  # of the run begun last
 
     def generate(
         self,
@@ -101,10 +98,15 @@ class LLM:
         settings: for all prompts (prompt i then draws its noise from seed + i), or one for each; those of one call
             share method and block_length and the method's switches.
         watch: called after every denoising step with the running requests, to show text as it is decoded.
-        Raises ValueError before anything is decoded if a prompt cannot be served.
+        Raises ValueError before anything is decoded if a prompt cannot be served; and at Ctrl-C Interrupted, a
+        KeyboardInterrupt that holds what has finished.
         """
-        jobs = self._all_jobs(prompts, settings, raw)
-        return sorted(self._decode(jobs, watch), key=lambda result: result.index)
+        results: list[Result] = []
+        try:
+            results.extend(self._decode(self._all_jobs(prompts, settings, raw), watch))
+        except KeyboardInterrupt:
+            raise Interrupted(results) from None
+        return sorted(results, key=lambda result: result.index)
 
     def stream(
         self,
@@ -112,18 +114,24 @@ class LLM:
         settings: Settings | Sequence[Settings] | None = None,
         *,
         raw: bool = False,
+        watch: Watcher | None = None,
         longest_first: bool = False,
     ) -> Iterator[Result | Refusal]:
         """Yield results as they finish, each with its prompt's index; first, refusals of prompts that cannot be served.
 
-        prompts, settings, raw: see `generate`. longest_first: of each `LOOK_AHEAD` prompts the longest are begun first,
-        so that none is left alone at the end; else they are begun in their order.
+        prompts, settings, raw, watch: see `generate`. longest_first: of each `LOOK_AHEAD` prompts the longest are begun
+        first, so that none is left alone at the end; else they are begun in their order.
         """
-        jobs, refusals = self._jobs(prompts, settings, raw)
+        jobs, refusals = self._limits().jobs(prompts, settings, raw=raw)
         if longest_first:
             ahead = [jobs[i : i + LOOK_AHEAD] for i in range(0, len(jobs), LOOK_AHEAD)]
             jobs = [one for part in ahead for one in sorted(part, key=lambda one: -one.length)]
-        return chain(refusals, self._decode(jobs) if jobs else ())
+        return chain(refusals, self._decode(jobs, watch) if jobs else ())
+
+    @property
+    def programs(self) -> int:
+        """How many programs are compiled: one for each method, number of slots and capacity that was asked for."""
+        return len(self._programs)
 
     def compile(
         self, prompts: Prompts, settings: Settings | Sequence[Settings] | None = None, *, raw: bool = False
@@ -132,76 +140,20 @@ class LLM:
         self._program(*self._plan(self._all_jobs(prompts, settings, raw)))
 
     def _decode(self, jobs: Sequence[Job], watch: Watcher | None = None) -> Iterator[Result]:
-        """Results as they finish. Slots are refilled in the jobs' order."""
-        key = slots, capacity, _ = self._plan(jobs)
-        program, plan = self._program(*key)
-        with memory.told(plan):
-            state = exchange.empty(**self._shape(*key))
-        waiting = deque(jobs)
-        running: dict[int, Job] = {}
-        started: dict[int, float] = {}
-        orders = exchange.Orders(slots, capacity)
-        max_steps = 1 if watch is not None else STEPS_BETWEEN_LOOKS
-        may_be_late = watch is None and not any(job.settings.stop for job in jobs)
-        while waiting or running:
-            looked = time.perf_counter()
-            for slot in range(slots):
-                if slot not in running and waiting:
-                    running[slot] = job = waiting.popleft()
-                    started[slot] = looked
-                    orders.admit(slot, job.prompt, job.settings)
-            with memory.told(plan):
-                state, packed = program(self._parameters, state, orders.array, np.int32(max_steps))
-                seen = exchange.Report.of(packed)
-            orders = exchange.Orders(slots, capacity)
-            soon = time.perf_counter() - looked < SECONDS_BETWEEN_LOOKS
-            if may_be_late and soon and all(seen.live[slot] for slot in running):
-                max_steps = min(2 * max_steps, MOST_STEPS)
-            if watch is not None:
-                watch([Snapshot(r.index, *response(seen, slot, r)) for slot, r in running.items()])
-            for slot, job in list(running.items()):
-                done = not seen.live[slot]
-                if not done and not job.settings.stop:
-                    continue
-                result = harvest(self.tokenizer, seen, slot, job, started[slot], done=done)
-                if result is not None:
-                    del running[slot]
-                    if not done:  # a stop string
-                        orders.end(slot)
-                    yield result
+        """Results as they finish."""
+        self.load = Load()
+        return batching.decode(self._program(*self._plan(jobs)), jobs, self.tokenizer, self.load, watch)
+
+    def _limits(self) -> Limits:
+        return Limits(config=self.config, tokenizer=self.tokenizer, capacity=self.capacity)
 
     def _all_jobs(self, prompts: Prompts, settings: Any, raw: bool) -> list[Job]:
         """The jobs. Raises ValueError if any cannot be served."""
-        jobs, refusals = self._jobs(prompts, settings, raw)
+        jobs, refusals = self._limits().jobs(prompts, settings, raw=raw)
         if refusals:
             of_prompt = "prompt {0.index}: {0.reason}" if len(jobs) + len(refusals) > 1 else "{0.reason}"
             raise ValueError("; ".join(of_prompt.format(refusal) for refusal in refusals))
         return jobs
-
-    def _jobs(self, prompts: Prompts, settings: Any, raw: bool) -> tuple[list[Job], list[Refusal]]:
-        """The jobs that can be served, and why the others cannot."""
-        if isinstance(prompts, str):
-            prompts = [prompts]
-        if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping | Set):
-            raise ValueError(f"prompts={prompts!r:.80}: expected a text, or a list of texts or of lists of token ids")
-        given: list[Any] = list(prompts)
-        if not given:
-            raise ValueError("no prompts: expected at least one")
-        each = self._settings(len(given), settings)
-        self._check_budgets(each)
-        jobs, refusals = [], []
-        for i, (prompt, its) in enumerate(zip(given, each, strict=True)):
-            try:
-                job = Job(i, self._encode(prompt, raw), its)
-            except ValueError as error:
-                refusals.append(Refusal(i, str(error)))
-                continue
-            fault = self._fault(job)
-            if fault is None:
-                jobs.append(job)
-            else:
-                refusals.append(Refusal(i, fault))
-        return jobs, refusals
 
     def _plan(self, jobs: Sequence[Job]) -> tuple[int, int, Method]:
         """Slots, capacity and method of the program that decodes the jobs."""
@@ -222,47 +174,11 @@ class LLM:
         cache = memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize)
         slots = max(1, min(jobs, MOST_AUTOMATIC_SLOTS, int(room // cache)))
         while slots > 1:
-            _, plan = self._program(slots, capacity, method)
+            plan = self._program(slots, capacity, method).plan
             if (needed := slots * plan.cache + plan.work_space) <= room:
                 break
             slots = max(1, min(slots - 1, int(slots * room / needed)))
         return slots
-
-    def _fault(self, job: Job) -> str | None:
-        """Why a job does not fit the model's context or a given capacity; None where it does."""
-        limit, what = self.config.max_sequence_length, "the model's context"
-        if self.capacity is not None and self.capacity < limit:
-            limit, what = self.capacity, "the capacity of a slot"
-        if job.length <= limit:
-            return None
-        return (
-            f"{len(job.prompt)} tokens, with gen_length={job.settings.gen_length} {job.length} in all: more than "
-            f"{what}, {limit}. Shorten the prompt or gen_length"
-        )
-
-    def _encode(self, prompt: Any, raw: bool) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode_raw(prompt) if raw else self.tokenizer.encode_chat(prompt)
-        token_ids = (
-            list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, bytes | Mapping | Set) else None
-        )
-        if token_ids is None or any(isinstance(token, bool) or not hasattr(token, "__index__") for token in token_ids):
-            raise ValueError(
-                f"{prompt!r:.80}: expected a text or a list of token ids (one prompt of ids is [[1, 2, 3]])"
-            )
-        token_ids = [operator.index(token) for token in token_ids]
-        self.tokenizer.check_ids(token_ids)
-        return token_ids
-
-    def _settings(self, count: int, settings: Settings | Sequence[Settings] | None) -> list[Settings]:
-        if settings is None or isinstance(settings, Settings):
-            settings = settings or Settings()
-            return [replace(settings, seed=(settings.seed + i) % 2**32) for i in range(count)]
-        if not isinstance(settings, list | tuple) or not all(isinstance(s, Settings) for s in settings):
-            raise ValueError(f"settings={settings!r:.80}: expected Settings, or a list with Settings for each prompt")
-        if len(settings) != count:
-            raise ValueError(f"{len(settings)} settings for {count} prompts: expected one for each, or one for all")
-        return list(settings)
 
     def _method(self, jobs: Sequence[Job]) -> Method:
         each = [job.settings for job in jobs]
@@ -278,45 +194,38 @@ class LLM:
             )
         return methods[0]
 
-    def _check_budgets(self, each: Sequence[Settings]) -> None:
-        """Refuse layers that the model does not have, and a budget above what a slot can hold."""
-        layers, capacity = self.config.n_layers, self.capacity or self.config.max_sequence_length
-        for settings in each:
-            tracked, budget = settings.track_layers or (), settings.track_budget or 0
-            if max(tracked, default=0) >= layers:
-                raise ValueError(f"track_layers={tracked}: the model has the layers 0 to {layers - 1}")
-            if budget > capacity:
-                raise ValueError(f"track_budget={budget} is more than a slot holds: use at most {capacity}")
-
-    def _program(self, slots: int, capacity: int, method: Method) -> tuple[Program, memory.Plan]:
+    def _program(self, slots: int, capacity: int, method: Method) -> Program:
         if slots * capacity >= MOST_ROWS:
             raise ValueError(f"{slots=} of {capacity=} are more than {MOST_ROWS - 1} cache rows: use fewer slots")
         key = (slots, capacity, method)
-        if key not in self._programs:
-            start = time.perf_counter()
-            state = jax.eval_shape(lambda: exchange.empty(**self._shape(*key)))
-            lowered = exchange.advance.lower(
-                self._parameters,
-                state,
-                exchange.Orders(slots, capacity).array,
-                np.int32(0),
-                graphdef=self._graphdef,
-                method=method,
-                mask_token_id=self.config.mask_token_id,
-            )
-            compiled = lowered.compile()
-            analysis = compiled.memory_analysis()
-            plan = memory.Plan(
-                weights=self._weights,
-                cache=memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize),
-                slots=slots,
-                work_space=0 if analysis is None else analysis.temp_size_in_bytes,
-            )
-            self._programs[key] = compiled, plan
-            self.compile_seconds += time.perf_counter() - start
-        program, self.plan = self._programs[key]
-        return program, self.plan
+        with self._locks.setdefault(key, Lock()):  # threads that ask for the same wait for one to compile it
+            if key not in self._programs:
+                began = time.perf_counter()
+                self._programs[key] = self._compiled(*key)
+                self.compile_seconds += time.perf_counter() - began
+        self.plan = self._programs[key].plan
+        return self._programs[key]
 
-    def _shape(self, slots: int, capacity: int, method: Method) -> dict[str, Any]:
-        """What makes an empty state."""
-        return {"config": self.config, "slots": slots, "capacity": capacity, "dtype": self.dtype, "method": method}
+    def _compiled(self, slots: int, capacity: int, method: Method) -> Program:
+        start = partial(
+            exchange.empty, config=self.config, slots=slots, capacity=capacity, dtype=self.dtype, method=method
+        )
+        lowered = exchange.advance.lower(
+            self._parameters,
+            jax.eval_shape(start),
+            exchange.Orders(slots, capacity).array,
+            np.int32(0),
+            graphdef=self._graphdef,
+            method=method,
+            mask_token_id=self.config.mask_token_id,
+        )
+        compiled = lowered.compile()
+        analysis = compiled.memory_analysis()
+        plan = memory.Plan(
+            weights=self._weights,
+            cache=memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize),
+            slots=slots,
+            work_space=0 if analysis is None else analysis.temp_size_in_bytes,
+        )
+        advance = partial(compiled, self._parameters)
+        return Program(slots=slots, capacity=capacity, plan=plan, start=start, advance=advance)

@@ -97,14 +97,20 @@ def _evaluate(options: argparse.Namespace) -> None:
     case = {"task": plan.task.name, "method": plan.settings.method, **plan.settings.used()}
     case |= {"chat_template": plan.chat_template, "shots": plan.task.shots}
     settings = {**record, **case, "model": llm.name, "dtype": str(llm.dtype), "kernels": options.kernels}
-    with Samples(options.output, settings) as samples:
+    with Samples(options.output, settings) as samples, command_line.at_interrupt(partial(_kept, plan, samples)):
         refused = evaluate(llm, plan, samples)
         chosen = [sample for sample in samples.all if sample.index < len(plan.items)]
         rows = summary.write(options.output, {**settings, "slots": options.slots}, case, chosen)
     for row in rows:
         _print(row)
+    if llm.load.seconds:
+        print(f"{PROGRAM}: slots: {llm.load}", file=sys.stderr)
     if refused:
         print(f"{PROGRAM}: {len(refused)} prompts do not fit and count as wrong: {refused[0].reason}", file=sys.stderr)
+
+
+def _kept(plan: Plan, samples: Samples) -> str:
+    return f"{len(samples.done)} of {len(plan.items)} items are finished and kept, the same command goes on"
 
 
 def evaluate(llm: "LLM", plan: Plan, samples: Samples) -> "list[Refusal]":

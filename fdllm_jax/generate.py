@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from fdllm_jax.trace import Trace, check_trace_path, write_trace
 
 if TYPE_CHECKING:
     from fdllm_jax.engine import LLM
-    from fdllm_jax.job import Result
+    from fdllm_jax.job import Result, Watcher
 
 PROGRAM = "fdllm_jax.generate"
 
@@ -53,30 +54,49 @@ def _generate(options: argparse.Namespace) -> None:
     command_line.use_compilation_cache()
     command_line.check_device()
     from fdllm_jax.engine import LLM
+    from fdllm_jax.job import Refusal
 
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
     loaded = time.perf_counter()
-    if sys.stdout.isatty() and not options.json:
-        from fdllm_jax.display import display
+    llm.compile(prompts, settings, raw=options.raw)  # refuses prompts that cannot be served
+    results: list[Result] = []
 
-        with display(llm.tokenizer, len(prompts)) as watch:
-            results = llm.generate(prompts, settings, raw=options.raw, watch=watch)
-    else:
-        results = llm.generate(prompts, settings, raw=options.raw)
+    def keep() -> str:
+        _print(llm, prompts, list(results), json_lines=options.json)
+        return f"{len(results)} of {len(prompts)} responses had finished" if len(prompts) > 1 else ""
+
+    with _display(llm, len(prompts), shown=not options.json) as watch, command_line.at_interrupt(keep):
+        for result in llm.stream(prompts, settings, raw=options.raw, watch=watch):
+            assert not isinstance(result, Refusal)
+            results.append(result)
     done = time.perf_counter()
 
-    for prompt, result in zip(prompts, results, strict=True):
-        if options.json:
-            print(json.dumps(record(llm, result), ensure_ascii=False))
-        else:
-            if len(results) > 1 and sys.stdout.isatty():
-                print(f"── {' '.join(prompt.split())[:70]}")
-            print(result.text)
-    sys.stdout.flush()
+    _print(llm, prompts, results, json_lines=options.json)
+    results.sort(key=lambda result: result.index)
     if options.trace is not None:
         write_trace(Path(options.trace), [trace_of(llm, p, r) for p, r in zip(prompts, results, strict=True)])
     if options.stats:
         print(_stats(llm, results, load=loaded - start, generate=done - loaded - llm.compile_seconds), file=sys.stderr)
+
+
+def _display(llm: "LLM", prompts: int, *, shown: bool) -> "AbstractContextManager[Watcher | None]":
+    """A watcher that shows the texts as they are decoded, on a terminal."""
+    if not shown or not sys.stdout.isatty():
+        return nullcontext()
+    from fdllm_jax.display import display
+
+    return display(llm.tokenizer, prompts)
+
+
+def _print(llm: "LLM", prompts: Sequence[str], results: "Sequence[Result]", *, json_lines: bool) -> None:
+    for result in sorted(results, key=lambda result: result.index):
+        if json_lines:
+            print(json.dumps(record(llm, result), ensure_ascii=False))
+        else:
+            if len(prompts) > 1 and sys.stdout.isatty():
+                print(f"── {' '.join(prompts[result.index].split())[:70]}")
+            print(result.text)
+    sys.stdout.flush()
 
 
 def record(llm: "LLM", result: "Result") -> dict[str, Any]:
@@ -127,6 +147,7 @@ def _stats(llm: "LLM", results: "Sequence[Result]", *, load: float, generate: fl
         f"{tokens / steps:.2f} tokens per step",
         "by rule": ", ".join(f"{count} {rule}" for rule, count in rules.most_common()),
         "speed": f"{tokens / generate:.1f} tokens per second, prefill included, compilation not",
+        "slots": f"{llm.load}; {llm.programs} program{'s' * (llm.programs > 1)} compiled",
         "memory": str(llm.plan) + (f"; {memory / 1e9:.2f} GB at the peak" if memory else ""),
     }
     return "\n".join(f"{name:>9}: {value}" for name, value in lines.items())

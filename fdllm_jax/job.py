@@ -1,7 +1,6 @@
 """What is asked of the engine, and what comes of it."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +18,8 @@ class Result:
 
     text: decoded response, without what follows an EOS or a stop string. token_ids: its tokens, up to and including the
     first EOS, after cutting at a stop string; their number is what counts as generated.
-    steps: denoising steps. forwards: passes in which the sequence had rows.
+    steps: denoising steps, up to the host's look that found a stop string (see `batching.Looks`). forwards: passes in
+    which the sequence had rows.
     seconds: from admission to the end, compilation not included, batch mates included.
     stop_reason: "eos", "length" or "stop".
     step_of, rule_of, confidence_of: per token of `token_ids`, the step that committed it, the rule, its probability.
@@ -67,6 +67,14 @@ class Refusal(NamedTuple):
     reason: str
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of `LLM.generate`. results: those that had finished, in the order of finishing."""
+
+    def __init__(self, results: Sequence[Result]):
+        super().__init__(f"{len(results)} results had finished")
+        self.results = results
+
+
 class Job(NamedTuple):
     """A prompt to decode: its index, token ids and settings."""
 
@@ -86,22 +94,29 @@ def response(seen: Report, slot: int, job: Job) -> tuple[np.ndarray, np.ndarray]
     return seen.tokens[slot, span], ~seen.masked[slot, span]
 
 
-def harvest(tokenizer: Tokenizer, seen: Report, slot: int, job: Job, started: float, *, done: bool) -> Result | None:
-    """The slot's result if it is done, or if its text so far holds a stop string; else None."""
-    start = len(job.prompt)
+def text_of(tokenizer: Tokenizer, seen: Report, slot: int, job: Job) -> tuple[list[int], str]:
+    """Tokens and text of the response as far as it is known without a gap, up to and including the first EOS."""
     tokens, known = response(seen, slot, job)
     committed = tokens[: len(tokens) if known.all() else int(np.argmin(known))].tolist()
     ends = [i for i, token in enumerate(committed) if token in tokenizer.eos_ids]
-    if ends:
-        committed = committed[: ends[0] + 1]
-    stop_reason = "eos" if ends else "length"
-    text = tokenizer.decode(committed)
-    stops = [at for stop in job.settings.stop if (at := text.find(stop)) >= 0]
-    if stops:
+    committed = committed[: ends[0] + 1] if ends else committed
+    return committed, tokenizer.decode(committed)
+
+
+def has_stop(tokenizer: Tokenizer, seen: Report, slot: int, job: Job) -> bool:
+    """Whether a stop string stands in the text so far."""
+    stops = job.settings.stop
+    return bool(stops) and any(stop in text_of(tokenizer, seen, slot, job)[1] for stop in stops)
+
+
+def harvest(tokenizer: Tokenizer, seen: Report, slot: int, job: Job, seconds: float) -> Result:
+    """The result of a slot that is done, or whose text holds a stop string, after some seconds."""
+    committed, text = text_of(tokenizer, seen, slot, job)
+    stop_reason = "eos" if committed and committed[-1] in tokenizer.eos_ids else "length"
+    if stops := [at for stop in job.settings.stop if (at := text.find(stop)) >= 0]:
         text, stop_reason = text[: min(stops)], "stop"
         committed = committed[: _tokens_covering(tokenizer, committed, len(text))]
-    elif not done:
-        return None
+    start = len(job.prompt)
     span = slice(start, start + len(committed))
     return Result(
         index=job.index,
@@ -110,13 +125,18 @@ def harvest(tokenizer: Tokenizer, seen: Report, slot: int, job: Job, started: fl
         prompt_ids=job.prompt,
         steps=int(seen.step[slot]),
         forwards=int(seen.forwards[slot]),
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         stop_reason=stop_reason,
         settings=job.settings,
         step_of=seen.step_of[slot, span].tolist(),
         rule_of=[Rule(rule).name.lower().replace("_", " ") for rule in seen.rule_of[slot, span]],
         confidence_of=seen.confidence_of[slot, span].tolist(),
     )
+
+
+def steps_behind_stop(result: Result) -> int:
+    """Steps of a result behind the one that committed its last token, where a stop string ended it."""
+    return result.steps - 1 - max(result.step_of, default=result.steps - 1) if result.stop_reason == "stop" else 0
 
 
 def _tokens_covering(tokenizer: Tokenizer, tokens: list[int], characters: int) -> int:

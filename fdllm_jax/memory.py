@@ -21,11 +21,15 @@ class Plan:
     slots: int
     work_space: int
 
+    @property
+    def total(self) -> int:
+        """Of everything."""
+        return self.weights + self.slots * self.cache + self.work_space
+
     def __str__(self) -> str:
         """The plan in words."""
-        total = self.weights + self.slots * self.cache + self.work_space
         return (
-            f"{_size(total)}: weights {_size(self.weights)}, cache {self.slots} x {_size(self.cache)}, "
+            f"{_size(self.total)}: weights {_size(self.weights)}, cache {self.slots} x {_size(self.cache)}, "
             f"work space {_size(self.work_space)}"
         )
 

@@ -83,6 +83,9 @@ def parse_settings(text: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     add_settings(parser, method=False)
     pairs = [part.partition("=") for part in text.split(",")]
+    for name, _, value in pairs:
+        if value and "action" in OPTIONS.get(name.replace("-", "_"), ()):
+            raise ValueError(f"{name}={value}: a switch has no value, write {name} or no-{name}")
     words = [w for name, sign, value in pairs for w in (f"--{name.replace('_', '-')}", *([value] if sign else []))]
     try:
         options, unknown = parser.parse_known_args(words)

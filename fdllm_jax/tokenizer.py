@@ -60,18 +60,22 @@ class Tokenizer:
         """One more than the highest id that the tokenizer can give; a model with a smaller vocabulary cannot run it."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
 
-    def encode_chat(self, text: str, *, history: Sequence[Mapping[str, str]] = ()) -> list[int]:
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's chat template, in Jinja; None where it has none."""
+        return self._hf.get_chat_template() if self._hf.chat_template else None
+
+    def encode_chat(self, text: str, *, history: Sequence[Mapping[str, str]] = (), answer: str = "") -> list[int]:
         """Ids of a conversation in the checkpoint's chat form, up to where the answer to `text` begins.
 
-        `history` holds the earlier messages, each with a `role` (system, user or assistant) and a `content`. Raises
-        ValueError if `text` is blank, a message is malformed, or the checkpoint has no chat template that works.
+        `history` holds the earlier messages, each with a `role` (system, user or assistant) and a `content`. `answer`
+        is what the answer begins with. Raises ValueError if `text` is blank, a message is malformed, or the checkpoint
+        has no chat template that works.
         """
-        if not text.strip():
-            raise ValueError("empty prompt: give a text that is not blank")
-        messages = [*map(_checked, history), {"role": "user", "content": text}]
-        contents, way_back = self._hide([message["content"] for message in messages])
+        messages = _messages(text, history)
+        (*contents, answer), way_back = self._hide([*(message["content"] for message in messages), answer])
         messages = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
-        rendered = self._render(messages)
+        rendered = self._render(messages) + answer
         encoding = self._backend.encode(rendered, add_special_tokens=False)
         if not way_back:
             return encoding.ids
@@ -81,6 +85,10 @@ class Tokenizer:
             ids += [*self._spell(rendered[end:start].translate(way_back)).ids, token]
             end = stop
         return ids + self._spell(rendered[end:].translate(way_back)).ids
+
+    def render_chat(self, text: str, *, history: Sequence[Mapping[str, str]] = (), answer: str = "") -> str:
+        """The same conversation as a text to look at: what is reserved in it may be the template's or a message's."""
+        return self._render(_messages(text, history)) + answer
 
     def encode_raw(self, text: str) -> list[int]:
         """Ids of a text without a chat template, with what the checkpoint's tokenizer puts around any text (a BOS).
@@ -194,6 +202,12 @@ def _without_added_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer
     if backend.pre_tokenizer is not None:
         plain.pre_tokenizer = backend.pre_tokenizer
     return plain
+
+
+def _messages(text: str, history: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    if not text.strip():
+        raise ValueError("empty prompt: give a text that is not blank")
+    return [*map(_checked, history), {"role": "user", "content": text}]
 
 
 def _checked(message: Mapping[str, str]) -> dict[str, str]:

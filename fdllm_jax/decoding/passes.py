@@ -10,13 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fdllm_jax.config import ModelConfig
 from fdllm_jax.decoding.state import DecodeState
 from fdllm_jax.model import LLaDA
 from fdllm_jax.query import Query, packed_query, partial_query
 from fdllm_jax.sampling import gumbel_keys
 from pallas_kernels import HeadStatistics, Noise
 
-PACKED_ROWS = 4096  # of a pass over whole sequences: enough for its operations to cost more than reading the weights
+# Multiply-adds of a pass over whole sequences, of the layers' weights: some milliseconds, so that neither launching its
+# operations nor reading the weights decides what it costs. More rows would be empty whenever one sequence is begun
+# alone; a size that fits each time would round a sequence's sums by its batch mates.
+PACKED_WORK, MOST_PACKED_ROWS = 2**42, 4096
 
 
 class Seen(NamedTuple):
@@ -38,6 +42,12 @@ class Tracking(NamedTuple):
     layers: tuple[int, ...] | None
 
 
+def packed_rows(config: ModelConfig) -> int:
+    """Rows of a pass over whole sequences that may hold several: 512 at LLaDA-8B's size."""
+    weights = config.n_layers * config.d_model * (4 * config.d_model + 3 * config.mlp_size)
+    return min(MOST_PACKED_ROWS, PACKED_WORK // weights // 128 * 128)
+
+
 def whole(
     model: LLaDA,
     state: DecodeState,
@@ -53,7 +63,7 @@ def whole(
     takes; none, if there is no such slot. tokens: in place of the state's.
     """
     slots, capacity = state.tokens.shape
-    rows = min(slots * capacity, max(capacity, PACKED_ROWS))
+    rows = min(slots * capacity, max(capacity, packed_rows(model.config)))
     tokens = state.tokens if tokens is None else tokens
     marked, layers = tracking or (None, None)
 

@@ -66,7 +66,7 @@ class TestVariants:
             ("flash-dllm:gama=1", "unknown option 'gama'"),
             ("flash-dllm:gamma", "expected one argument"),
             ("flash-dllm:gamma=x", "invalid float value"),
-            ("flash-dllm:bonus=3", "unknown option '3'"),
+            ("flash-dllm:bonus=3", "bonus=3: a switch has no value, write bonus or no-bonus"),
             ("flash-dllm:isolation=loose", "invalid choice"),
             ("flash-dllm:,", "unknown option ''"),
             ("flash-dllm:gamma=2", "gamma=2.0"),

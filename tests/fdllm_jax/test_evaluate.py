@@ -94,17 +94,21 @@ def test_a_limit_is_gone_on_from(tmp_path: Path, data: Path, whole: Done) -> Non
     assert run(tmp_path, data, *sampled).figures["tokens"] == second.figures["tokens"]  # nothing is left to do
 
 
-def test_a_killed_run_goes_on_and_loses_nothing(tmp_path: Path, data: Path, whole: Done) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_goes_on_and_loses_nothing(tmp_path: Path, data: Path, whole: Done, sent: signal.Signals) -> None:
     sampled = ("--temperature", "0.5", "--seed", "7")
     command = [sys.executable, "-m", "fdllm_jax.evaluate", *OPTIONS, "--data", str(data), "--output", str(tmp_path)]
-    process = subprocess.Popen([*command, *sampled], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, *sampled], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     samples = tmp_path / "samples.jsonl"
     while not (samples.exists() and samples.read_bytes().count(b"\n") >= 1) and process.poll() is None:
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    os.kill(process.pid, sent)
+    _, said = process.communicate()
     kept = [line for line in samples.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     assert kept
+    if sent == signal.SIGINT:
+        assert process.returncode == 130
+        assert said.endswith(f"interrupted: {len(kept)} of 5 items are finished and kept, the same command goes on\n")
     done = run(tmp_path, data, *sampled)
     assert done.code == 0 and texts(done) == texts(whole)
     assert samples.read_bytes().startswith(b"".join(kept))

@@ -191,3 +191,23 @@ def test_module_runs_from_standard_input_with_nothing_in_the_environment() -> No
         check=True,
     )
     assert "####" in done.stdout and done.stderr == ""
+
+
+def test_ctrl_c_prints_what_has_finished() -> None:
+    """The signal comes when one of two responses has."""
+    script = """
+import os, signal, time
+from fdllm_jax import command_line
+command_line.exit_on_ctrl_c("generate")
+from fdllm_jax import LLM, generate
+stream = LLM.stream
+def interrupted(*arguments, **options):
+    yield next(stream(*arguments, **options))
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+LLM.stream = interrupted
+generate.main(["One?", "--gen-length", "8", "Two?", "--json"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 130 and done.stderr.endswith("interrupted: 1 of 2 responses had finished\n")
+    assert json.loads(done.stdout)["settings"]["gen_length"] == 8

@@ -1,11 +1,12 @@
 """What a program takes of the device's memory: counted, chosen by, and told when there is too little."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import pytest
 
-from fdllm_jax import LLM, Settings, exchange, memory
+from fdllm_jax import LLM, Settings, memory
 
 SETTINGS = Settings(gen_length=8, block_length=8)
 
@@ -18,8 +19,8 @@ def test_the_plan_is_what_the_program_takes() -> None:
     config = llm.config
     assert llm.plan.cache == 2 * config.n_layers * 64 * config.n_kv_heads * config.head_dim * 4
     assert llm.plan.weights == memory.bytes_of(llm._parameters) > 8e6 * 4
-    method = llm._method(llm._all_jobs("How many?", SETTINGS, False))
-    state = jax.eval_shape(lambda: exchange.empty(**llm._shape(2, 64, method)))
+    (program,) = llm._programs.values()
+    state = jax.eval_shape(program.start)
     assert memory.bytes_of(state.cache) == 2 * llm.plan.cache
     assert str(memory.Plan(weights=16_030_000_000, cache=525_000_000, slots=4, work_space=2_000_000)) == (
         "18.13 GB: weights 16.03 GB, cache 4 x 0.53 GB, work space 2.00 MB"
@@ -44,7 +45,7 @@ def test_slots_fill_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> 
     assert llm.generate(prompts[0], SETTINGS)[0].token_ids == few[0].token_ids
 
 
-@pytest.mark.parametrize("call", ["empty", "advance"])
+@pytest.mark.parametrize("call", ["start", "advance"])
 def test_too_little_memory_is_told_with_the_plan(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     llm = LLM(slots=2, capacity=64, dtype="float32")
     llm.compile("How many?", SETTINGS)
@@ -52,11 +53,8 @@ def test_too_little_memory_is_told_with_the_plan(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.")
 
-    if call == "empty":
-        monkeypatch.setattr(exchange, "empty", fail)
-    else:
-        (key,) = llm._programs
-        monkeypatch.setitem(llm._programs, key, (fail, llm._programs[key][1]))
+    ((key, program),) = llm._programs.items()
+    monkeypatch.setitem(llm._programs, key, replace(program, **{call: fail}))
     with pytest.raises(memory.OutOfMemory, match=r"out of memory: this takes .*weights .*, cache 2 x .*fewer slots"):
         llm.generate("How many?", SETTINGS)
 
@@ -68,6 +66,7 @@ def test_other_errors_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("a fault")
 
     llm.compile("How many?", SETTINGS)
-    monkeypatch.setattr(exchange, "empty", fail)
+    ((key, program),) = llm._programs.items()
+    monkeypatch.setitem(llm._programs, key, replace(program, start=fail))
     with pytest.raises(RuntimeError, match="^a fault$"):
         llm.generate("How many?", SETTINGS)

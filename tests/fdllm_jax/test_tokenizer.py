@@ -122,7 +122,7 @@ NOT_BLANK = WITH_RESERVED.filter(str.strip)
 def test_special_ids_come_from_the_configuration_and_the_tokenizer(tokenizer, special_ids, theirs):
     assert tokenizer.mask_id == special_ids["<|mdm_mask|>"]
     assert tokenizer.eos_ids == (special_ids["<|endoftext|>"], special_ids["<|eot_id|>"])
-    assert tokenizer.size == len(theirs)
+    assert tokenizer.size == len(theirs) and tokenizer.chat_template == TEMPLATE
 
 
 @given(text=ORDINARY.filter(str.strip), earlier=ORDINARY)
@@ -130,6 +130,13 @@ def test_ordinary_text_in_a_chat_gets_the_ids_of_transformers(tokenizer, chat_id
     history = [_turn("system", "Be brief."), _turn("user", earlier), _turn("assistant", earlier + " so")]
     assert tokenizer.encode_chat(text) == chat_ids([_turn("user", text)])
     assert tokenizer.encode_chat(text, history=history) == chat_ids([*history, _turn("user", text)])
+
+
+@given(text=ORDINARY.filter(str.strip), answer=ORDINARY.filter(str.strip))
+def test_an_answer_that_is_begun_gets_the_ids_of_transformers(tokenizer, theirs, text, answer):
+    rendered = theirs.apply_chat_template([_turn("user", text)], tokenize=False, add_generation_prompt=True) + answer
+    assert tokenizer.encode_chat(text, answer=answer) == theirs(rendered, add_special_tokens=False)["input_ids"]
+    assert tokenizer.render_chat(text, answer=answer) == rendered
 
 
 @given(text=ORDINARY.filter(bool))
@@ -148,6 +155,13 @@ def test_reserved_text_in_a_chat_stays_text(tokenizer, chat_ids, special_ids, te
     contents = [earlier.strip(), text.strip(), text.strip()]
     expected = "".join(a + b for a, b in zip(headers, contents, strict=True)) + "assistant\n\n"
     assert tokenizer.decode(ids) == expected
+
+
+@given(answer=WITH_RESERVED)
+def test_reserved_text_in_an_answer_that_is_begun_stays_text(tokenizer, special_ids, answer):
+    ids, start = tokenizer.encode_chat("x", answer=answer), len(tokenizer.encode_chat("x")) - 2
+    assert not set(ids[start:]) & set(special_ids.values())
+    assert tokenizer.decode(ids) == f"user\n\nxassistant\n\n{answer}"
 
 
 @given(text=NOT_BLANK)
@@ -252,7 +266,7 @@ def test_a_malformed_message_is_refused(tokenizer, message):
 
 def test_a_checkpoint_without_a_chat_template_says_so(tmp_path):
     tokenizer = Tokenizer(_write(tmp_path, template=None))
-    assert tokenizer.encode_raw("add")
+    assert tokenizer.encode_raw("add") and tokenizer.chat_template is None
     with pytest.raises(ValueError, match=r"has no chat template: use --raw"):
         tokenizer.encode_chat("add")
 

@@ -74,7 +74,7 @@ def model(checkpoint: Callable[[int], Path], kernels: str) -> LLaDA:
 @pytest.fixture
 def several_packed_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Passes over whole sequences that hold about two of them."""
-    monkeypatch.setattr(passes, "PACKED_ROWS", 48)
+    monkeypatch.setattr(passes, "MOST_PACKED_ROWS", 48)
     run.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
     yield
     run.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
@@ -537,7 +537,7 @@ def test_alone_equals_batch_and_refills(model: LLaDA, settings: Settings) -> Non
     state, where, together = empty(model, SLOTS, CAPACITY, settings), {}, {}
     for index, request in enumerate(queue[:SLOTS]):
         state, where[index] = put(model, state, index, *request), index
-    assert int(jnp.sum(state.length)) > passes.PACKED_ROWS
+    assert int(jnp.sum(state.length)) > passes.MOST_PACKED_ROWS
     waiting = list(range(SLOTS, len(queue)))
     while where:
         state = run(parameters, state, jnp.int32(100), graphdef=graphdef, method=method)
@@ -560,7 +560,7 @@ def test_several_packed_passes_leave_what_one_does(
     which, wanted = jnp.array([True, True, False, True]), jnp.broadcast_to(jnp.arange(3, 9), (SLOTS, 6))
     tracking, found, calls = passes.Tracking(state.masked, None), [], []
     for rows in (4096, 48, 1):
-        monkeypatch.setattr(passes, "PACKED_ROWS", rows)
+        monkeypatch.setattr(passes, "MOST_PACKED_ROWS", rows)
         seen.clear()
         one = jax.jit(lambda state: passes.whole(model, state, which, wanted, tracking=tracking))
         result, after = jax.block_until_ready(one(state))

@@ -1,14 +1,19 @@
 """The compiled decode step works on the cache in place."""
 
+import json
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from fdllm_jax.config import CONFIG_FILE, ModelConfig
 from fdllm_jax.decoding.loop import run
 from fdllm_jax.decoding.methods import method_of
+from fdllm_jax.decoding.passes import packed_rows
+from fdllm_jax.engine import SHIPPED
 from fdllm_jax.model import LLaDA
 from fdllm_jax.settings import METHODS, Settings
 from tests.decode import empty, load
@@ -39,3 +44,9 @@ def test_the_cache_is_never_copied(model: LLaDA, name: str) -> None:
     cache = 2 * 2 * SLOTS * CAPACITY * HEAD_DIM * 4
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes > cache
+
+
+def test_a_packed_pass_is_as_much_work_at_any_size_of_model() -> None:
+    small = ModelConfig.from_hf(json.loads((SHIPPED / CONFIG_FILE).read_text(encoding="utf-8")))
+    large = replace(small, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=32, mlp_size=12288)
+    assert (packed_rows(small), packed_rows(large)) == (4096, 512)

@@ -1,0 +1,93 @@
+"""Continuous batching against waiting for whole batches, on GSM8K's prompts: python -m benchmarks.batching --data PATH
+
+Both decode the same prompts in the same program, in turns: one with slots that are refilled as their sequences end, the
+other a batch at a time. The shipped checkpoint's answers to GSM8K are of no worth; what it takes to decode them is.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from fdllm_jax import LLM, Result, Settings, command_line
+from fdllm_jax.batching import Load
+from fdllm_jax.evaluation import gsm8k
+from fdllm_jax.settings import METHODS
+
+PROGRAM = "benchmarks.batching"
+KINDS = ("continuous", "longest first", "whole batches")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Decode, write the results file, and print it; returns the exit code: 0, or 2 for a user's error."""
+    p = command_line.Parser(PROGRAM, "Continuous batching against waiting for whole batches, on GSM8K's prompts.")
+    p.add_argument("--model", help="checkpoint directory (default: the one that ships)")
+    p.add_argument("--data", type=Path, required=True, help="GSM8K's files, or their folder")
+    p.add_argument("--prompts", type=command_line.count, default=1319)
+    p.add_argument("--slots", type=command_line.count, default=32)
+    p.add_argument("--gen-length", type=command_line.count, default=256)
+    p.add_argument("--repeats", type=command_line.count, default=3)
+    p.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=["flash-dllm", "fast-dllm-dual"])
+    p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/batching.json, of all)")
+    return command_line.run(PROGRAM, partial(_run, p, p.parse_args(arguments)))
+
+
+def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    file = report.file_of("batching", options, p, "model", "prompts", "slots", "gen_length", "repeats", "methods")
+
+    llm = LLM(options.model, slots=options.slots)
+    prompts = [llm.tokenizer.encode_raw(item.prompt) for item in gsm8k.load(options.data)[: options.prompts]]
+    llm.capacity = max(map(len, prompts)) + options.gen_length  # so that every batch runs the same program
+    about = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "capacity": llm.capacity}
+    rows: list[dict[str, Any]] = []
+    for method in options.methods:
+        settings = Settings(method=method, gen_length=options.gen_length, stop=gsm8k.TASK.stop)
+        llm.generate(prompts[: options.slots], settings)  # compiles, and warms up
+        speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        loads: dict[str, Load] = {}
+        for _ in range(options.repeats):
+            for kind in KINDS:
+                start = time.perf_counter()
+                results = decode(llm, prompts, settings, kind, options.slots)
+                seconds = time.perf_counter() - start
+                speeds[kind].append(sum(len(result.token_ids) for result in results) / seconds)
+                loads[kind] = llm.load
+        rows += [row for kind in KINDS for row in figures(method, kind, speeds, loads[kind])]
+        rows.append(report.row({"method": method}, "programs", "programs", llm.programs))
+        if file is not None:
+            report.write_part(file, settings=about, rows=rows)
+    for row in rows:
+        print(f"{' '.join(row['case'].values()):>30} {row['metric']:>18}: {row['median']:.4g}", flush=True)
+    if file is not None:
+        report.finish(file)
+
+
+def decode(llm: LLM, prompts: Sequence[list[int]], settings: Settings, kind: str, slots: int) -> list[Result]:
+    """Decode all prompts, in one of the `KINDS`."""
+    if kind == "whole batches":
+        batches = [prompts[i : i + slots] for i in range(0, len(prompts), slots)]
+        return [result for batch in batches for result in llm.generate(batch, settings)]
+    stream = llm.stream(prompts, settings, longest_first=kind == "longest first")
+    return [one for one in stream if isinstance(one, Result)]
+
+
+def figures(method: str, kind: str, speeds: dict[str, list[float]], load: Load) -> list[dict[str, Any]]:
+    """The rows of one kind: throughput, also over that of whole batches in the same turn, and what the slots did."""
+    case = {"method": method, "batching": kind}
+    speed = report.spread(speeds[kind])
+    rows = [report.row(case, "tokens_per_second", "tokens/s", speed.pop("median"), **speed)]
+    if kind == "whole batches":
+        return rows
+    over = report.spread([own / whole for own, whole in zip(speeds[kind], speeds["whole batches"], strict=True)])
+    rows.append(report.row(case, "speedup", "ratio", over.pop("median"), **over, baseline={"name": "whole batches"}))
+    if load.occupancy is not None:
+        rows.append(report.row(case, "occupancy", "fraction", load.occupancy))
+    return [*rows, report.row(case, "host_share", "fraction", load.host_share)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
