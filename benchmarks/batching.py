@@ -1,4 +1,4 @@
-"""Continuous batching against waiting for whole batches, on GSM8K's prompts: python -m benchmarks.batching --data PATH
+"""Continuous batching against waiting for whole batches: python -m benchmarks.batching --data GSM8K_FOLDER
 
 Both decode the same prompts in the same program, in turns: one with slots that are refilled as their sequences end, the
 other a batch at a time. The shipped checkpoint's answers to GSM8K are of no worth; what it takes to decode them is.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.small_model import word_problems
 from fdllm_jax import LLM, Result, Settings, command_line
 from fdllm_jax.batching import Load
 from fdllm_jax.evaluation import gsm8k
@@ -24,28 +25,38 @@ KINDS = ("continuous", "longest first", "whole batches")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Decode, write the results file, and print it; returns the exit code: 0, or 2 for a user's error."""
-    p = command_line.Parser(PROGRAM, "Continuous batching against waiting for whole batches, on GSM8K's prompts.")
+    p = command_line.Parser(PROGRAM, "Continuous batching against waiting for whole batches.")
     p.add_argument("--model", help="checkpoint directory (default: the one that ships)")
-    p.add_argument("--data", type=Path, required=True, help="GSM8K's files, or their folder")
+    p.add_argument("--data", type=Path, help="GSM8K's files, or their folder (default: synthetic word problems)")
     p.add_argument("--prompts", type=command_line.count, default=1319)
     p.add_argument("--slots", type=command_line.count, default=32)
     p.add_argument("--gen-length", type=command_line.count, default=256)
     p.add_argument("--repeats", type=command_line.count, default=3)
     p.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=["flash-dllm", "fast-dllm-dual"])
-    p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/batching.json, of all)")
+    p.add_argument("--output", type=Path, help="results file (default: in benchmarks/results, of all)")
     return command_line.run(PROGRAM, partial(_run, p, p.parse_args(arguments)))
 
 
 def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    file = report.file_of("batching", options, p, "model", "prompts", "slots", "gen_length", "repeats", "methods")
+    name = "batching" if options.data is None else "batching_gsm8k"
+    file = report.file_of(name, options, p, "model", "prompts", "slots", "gen_length", "repeats", "methods")
 
     llm = LLM(options.model, slots=options.slots)
-    prompts = [llm.tokenizer.encode_raw(item.prompt) for item in gsm8k.load(options.data)[: options.prompts]]
+    if options.data is None:
+        questions = (word_problems.make(i, split="test").question for i in range(options.prompts))
+        prompts, stop = [llm.tokenizer.encode_chat(question) for question in questions], ()
+    else:
+        items = gsm8k.load(options.data)[: options.prompts]
+        prompts, stop = [llm.tokenizer.encode_raw(item.prompt) for item in items], gsm8k.TASK.stop
     llm.capacity = max(map(len, prompts)) + options.gen_length  # so that every batch runs the same program
-    about = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "capacity": llm.capacity}
+    about = {
+        "model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "capacity": llm.capacity,
+        "gen_length": options.gen_length, "prompts": len(prompts),
+        "prompts_of": "synthetic word problems" if options.data is None else "gsm8k, 5-shot",
+    }  # fmt: skip
     rows: list[dict[str, Any]] = []
     for method in options.methods:
-        settings = Settings(method=method, gen_length=options.gen_length, stop=gsm8k.TASK.stop)
+        settings = Settings(method=method, gen_length=options.gen_length, stop=stop)
         llm.generate(prompts[: options.slots], settings)  # compiles, and warms up
         speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
         loads: dict[str, Load] = {}

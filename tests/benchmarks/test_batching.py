@@ -23,5 +23,6 @@ def test_batching(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert found[kind, "speedup"]["repeats"] == 2
     assert ("whole batches", "tokens_per_second") in found and ("whole batches", "speedup") not in found
     assert "threshold continuous" in capsys.readouterr().out
+    assert batching.main([*few, "--prompts", "1"]) == 0  # of word problems, and written nowhere
     assert batching.main(["--data", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
