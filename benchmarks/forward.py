@@ -14,20 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from benchmarks import report, roofline
+from benchmarks.forward_parts import PARTS, Lengths, Part, parts, prefill
 from fdllm_jax.cache import KVCache, allocate
 from fdllm_jax.config import ModelConfig
-from fdllm_jax.decoding.verify import CONTEXT, DRAFT_VIEW, MASK_VIEW, PLAIN_VIEW, visibility
 from fdllm_jax.model import LLaDA, from_parameters, parameter_shapes, parameters_of
-from fdllm_jax.query import Query, packed_query, partial_query
+from fdllm_jax.query import Query
 from pallas_kernels import choose
 
 LLADA_8B = ModelConfig(
@@ -39,22 +38,8 @@ TINY = replace(
     LLADA_8B, vocab_size=300, embedding_size=300, d_model=64, n_layers=2, n_heads=2, n_kv_heads=2, mlp_size=96,
     mask_token_id=299, eos_token_id=298, pad_token_id=298,
 )  # fmt: skip
-PROMPT, RESPONSE, CAPACITY = 700, 256, 1024
-TRACKED, MASKED, BLOCK = 64, 64, 16
 FEW, MANY = 2, 12  # forwards of the two programs of which the difference is timed
 SLOW = 0.2  # seconds of FEW forwards from which one more is enough
-
-
-class Part(NamedTuple):
-    """A forward: its query, the rows whose logits are wanted, and what it cannot do without."""
-
-    name: str
-    query: Query
-    wanted: Int[Array, "wanted"]
-    work: roofline.Work
-
-
-PARTS = ("draft", "draft without scores", "verify", "one-pass", "prefill")
 
 
 def random_model(config: ModelConfig, dtype: Any, kernels: str) -> LLaDA:
@@ -69,95 +54,6 @@ def random_model(config: ModelConfig, dtype: Any, kernels: str) -> LLaDA:
     keys = iter(jax.random.split(jax.random.key(0), len(parameter_shapes(config))))
     parameters = {name: weight(next(keys), shape) for name, shape in parameter_shapes(config).items()}
     return from_parameters(config, parameters, kernels=choose(kernels))
-
-
-def shape_of(config: ModelConfig) -> roofline.Shape:
-    """The sizes that decide floors."""
-    return roofline.Shape(
-        d_model=config.d_model, heads=config.n_heads, head_dim=config.head_dim, mlp=config.mlp_size,
-        vocab=config.vocab_size, layers=config.n_layers,
-    )  # fmt: skip
-
-
-def parts(config: ModelConfig, slots: int) -> list[Part]:
-    """The forwards of `slots` sequences of PROMPT and RESPONSE tokens."""
-    rng = np.random.default_rng(slots)
-    length = PROMPT + RESPONSE
-    shape = shape_of(config)
-    kv_length = jnp.full(slots, length, jnp.int32)
-    tracked = np.stack([rng.permutation(PROMPT)[:TRACKED] for _ in range(slots)])
-    masked = np.broadcast_to(np.arange(PROMPT, PROMPT + MASKED), (slots, MASKED))
-
-    def work(rows: int, head_rows: int = BLOCK) -> roofline.Work:
-        return roofline.forward(shape, rows=rows, slots=slots, kv_length=length, head_rows=head_rows)
-
-    def wanted(first: int, count: int, rows: int) -> Array:
-        return (jnp.arange(slots)[:, None] * rows + first + jnp.arange(count)[None]).reshape(-1)
-
-    def query(position: np.ndarray, **more: Any) -> Query:
-        rows = position.shape[1]
-        token = jnp.asarray(rng.integers(0, config.vocab_size, position.shape), jnp.int32)
-        return partial_query(
-            token, jnp.asarray(position, jnp.int32), jnp.full(slots, rows, jnp.int32), kv_length, capacity=CAPACITY,
-            **more,
-        )  # fmt: skip
-
-    def views(*counts: tuple[int, int]) -> tuple[Array, Array]:
-        """View and rank of rows given as (view, count)."""
-        view = np.concatenate([np.full(count, view) for view, count in counts])
-        rank = np.concatenate([np.arange(count) if view != CONTEXT else np.zeros(count) for view, count in counts])
-        view, rank = (np.broadcast_to(x, (slots, len(x))) for x in (view, rank))
-        return jnp.asarray(view, jnp.int32), jnp.asarray(rank, jnp.int32)
-
-    draft = np.concatenate([tracked, masked], axis=1)
-    rows = draft.shape[1]
-    in_window = jnp.broadcast_to(jnp.arange(rows)[None] >= TRACKED, (slots, rows))
-    block = masked[:, :BLOCK]
-    verify = np.concatenate([block, block], axis=1)
-    one_pass = np.concatenate([draft, block, block], axis=1)
-    view, rank = views((CONTEXT, TRACKED), (MASK_VIEW, BLOCK), (CONTEXT, MASKED - BLOCK), (DRAFT_VIEW, BLOCK),
-                       (PLAIN_VIEW, BLOCK))  # fmt: skip
-    plain = (view == PLAIN_VIEW) | ((view == CONTEXT) & (jnp.arange(view.shape[1])[None] >= TRACKED))
-    window = wanted(TRACKED, BLOCK, rows)
-    return [
-        Part("draft", query(draft, scored=in_window), window, work(rows)),
-        Part("draft without scores", query(draft), window, work(rows)),
-        Part(
-            "verify",
-            query(
-                verify,
-                visibility=visibility(*views((DRAFT_VIEW, BLOCK), (MASK_VIEW, BLOCK)), "paper"),
-                write=jnp.zeros(verify.shape, jnp.bool_),
-            ),
-            wanted(BLOCK, BLOCK, 2 * BLOCK),
-            work(2 * BLOCK),
-        ),
-        Part(
-            "one-pass",
-            query(
-                one_pass,
-                visibility=visibility(view, rank, "paper"),
-                write=(view == CONTEXT) | (view == PLAIN_VIEW),
-                scored=plain,
-            ),
-            wanted(TRACKED, 3 * BLOCK, one_pass.shape[1]),
-            work(one_pass.shape[1], 3 * BLOCK),
-        ),
-    ]
-
-
-def prefill(config: ModelConfig, slots: int) -> Part:
-    """The packed pass over whole sequences."""
-    token = jax.random.randint(jax.random.key(1), (slots, CAPACITY), 0, config.vocab_size, jnp.int32)
-    length = jnp.full(slots, PROMPT + RESPONSE, jnp.int32)
-    scored = (jnp.arange(CAPACITY)[None] >= PROMPT) & (jnp.arange(CAPACITY)[None] < PROMPT + MASKED)
-    query, first = packed_query(
-        token, length, rows=slots * (PROMPT + RESPONSE), scored=jnp.broadcast_to(scored, token.shape)
-    )
-    wanted = (first[:, None] + PROMPT + jnp.arange(BLOCK)[None]).reshape(-1)
-    shape = shape_of(config)
-    rows = PROMPT + RESPONSE
-    return Part("prefill", query, wanted, roofline.forward(shape, rows=rows, slots=slots, kv_length=rows))
 
 
 @partial(jax.jit, static_argnames="graphdef", donate_argnames="cache")
@@ -220,16 +116,22 @@ def main(given: Sequence[str] | None = None) -> int:
     config, dtype = (TINY, jnp.float32) if options.tiny else (LLADA_8B, jnp.bfloat16)
     names = ["xla"] if options.tiny else options.kernels
     file = report.file_of("forward", options, p, "tiny", "slots", "kernels", "parts")
-    failed = False
+    failed, lengths = False, Lengths()
     device = roofline.DEVICES.get(report.hardware())
-    settings = {"prompt": PROMPT, "response": RESPONSE, "weights": "random", "dtype": jnp.dtype(dtype).name}
+    settings = {
+        "prompt": lengths.prompt,
+        "response": lengths.response,
+        "weights": "random",
+        "dtype": jnp.dtype(dtype).name,
+    }
     rows: list[dict[str, Any]] = []
     model = random_model(config, dtype, "xla")
     for slots in options.slots:
-        wanted = [p for p in (*parts(config, slots), prefill(config, slots)) if p.name in (options.parts or {p.name})]
+        every = (*parts(config, slots, lengths), prefill(config, slots, lengths))
+        wanted = [part for part in every if part.name in (options.parts or {part.name})]
         for kernels in names:
             chosen = from_parameters(config, parameters_of(model), kernels=choose(kernels))
-            cache = allocate(config, slots=slots, capacity=CAPACITY, dtype=jnp.dtype(dtype))
+            cache = allocate(config, slots=slots, capacity=lengths.capacity, dtype=jnp.dtype(dtype))
             with ThreadPoolExecutor() as pool:  # done before anything is timed
                 programs = [pool.submit(compile, chosen, part, cache) for part in wanted]
             for part, program in zip(wanted, programs, strict=True):
@@ -239,7 +141,7 @@ def main(given: Sequence[str] | None = None) -> int:
                 except Exception as error:  # out of memory, a kernel that does not compile: the others still count
                     failed = True
                     print(f"{part.name:22} {kernels:7} batch {slots:3}: FAILED {str(error).splitlines()[0][:120]}")
-                    cache = allocate(config, slots=slots, capacity=CAPACITY, dtype=jnp.dtype(dtype))
+                    cache = allocate(config, slots=slots, capacity=lengths.capacity, dtype=jnp.dtype(dtype))
                     continue
                 case = {"part": part.name, "kernels": kernels, "batch": slots}
                 rows.append(report.row(case, "time", "s", figure.pop("median"), **figure, floor=floor))

@@ -18,7 +18,7 @@ from fdllm_jax import batching, exchange, memory
 from fdllm_jax.batching import Load, Program
 from fdllm_jax.decoding.methods import Method, method_of
 from fdllm_jax.job import Interrupted, Job, Refusal, Result, Watcher
-from fdllm_jax.model import from_parameters
+from fdllm_jax.model import LLaDA, from_parameters
 from fdllm_jax.requests import Limits, Prompts
 from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
@@ -129,15 +129,20 @@ class LLM:
         return chain(refusals, self._decode(jobs, watch) if jobs else ())
 
     @property
+    def model(self) -> LLaDA:
+        """The model with its weights."""
+        return nnx.merge(self._graphdef, self._parameters)
+
+    @property
     def programs(self) -> int:
         """How many programs are compiled: one for each method, number of slots and capacity that was asked for."""
         return len(self._programs)
 
     def compile(
         self, prompts: Prompts, settings: Settings | Sequence[Settings] | None = None, *, raw: bool = False
-    ) -> None:
-        """Compile what `generate` with these arguments will run. Several threads may, each for other arguments."""
-        self._program(*self._plan(self._all_jobs(prompts, settings, raw)))
+    ) -> Program:
+        """Compile what `generate` with these arguments will run, and return it. Several threads may."""
+        return self._program(*self._plan(self._all_jobs(prompts, settings, raw)))
 
     def _decode(self, jobs: Sequence[Job], watch: Watcher | None = None) -> Iterator[Result]:
         """Results as they finish."""

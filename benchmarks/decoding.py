@@ -1,0 +1,250 @@
+"""Decoding, end to end and part by part: python -m benchmarks.decoding --model PATH
+
+Of each method, batch, response and prompt length: a batch begun together, timed while all its slots are live (what an
+iteration takes, and decoded tokens per second) and in its first step (the prefill); all prompts through slots that are
+refilled (tokens per second with prefill, accuracy); and the forwards of an iteration timed alone at the same shapes,
+beside their floors. What they leave of the iteration is its rest: with fast-dllm-dual, also the passes over everything
+at a block's start.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice, product
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import decoding_plot, forward, report, roofline
+from benchmarks.forward_parts import Lengths, Part, parts
+from benchmarks.paper.suites import SUITES, Suite
+from fdllm_jax import LLM, Settings, command_line
+from fdllm_jax.batching import Program
+from fdllm_jax.cache import allocate
+from fdllm_jax.comparison import Variant, variants
+from fdllm_jax.decoding.state import MOST_STEPS
+from fdllm_jax.evaluation.task import Item
+from fdllm_jax.exchange import Orders, Report
+from fdllm_jax.job import Job, Result, harvest
+from fdllm_jax.memory import ran_out
+from fdllm_jax.settings import PRESETS
+
+Rows = list[dict[str, Any]]
+Values = dict[tuple[str, str | None], list[float]]  # by metric and part
+
+PROGRAM = "benchmarks.decoding"
+METHODS = ("fast-dllm-dual", "flash-cache", "flash-dllm", "flash-dllm:mask_window=32,track_budget=32")
+OWN_PRESETS = ("quality", "balanced", "fast")
+FORWARDS = {
+    "flash-dllm": ("draft", "verify"),
+    "flash-cache": ("draft",),
+    "flash-dllm-onepass": ("one-pass",),
+    "fast-dllm-dual": ("block",),
+}  # of an iteration, by method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A batch begun together. Seconds of its first step; and of the steps in which all slots were live, with the
+    tokens that these committed.
+    """
+
+    first: float
+    live: float
+    steps: int
+    tokens: int
+    results: Sequence[Result]
+
+
+def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings) -> Timed:
+    """Decode a prompt in every slot."""
+    jobs = [Job(i, prompt, replace(settings, seed=settings.seed + i)) for i, prompt in enumerate(prompts)]
+    orders, none = (Orders(program.slots, program.capacity) for _ in range(2))
+    for slot, job in enumerate(jobs):
+        orders.admit(slot, job.prompt, job.settings)
+    state = jax.block_until_ready(program.start())
+    moments = [time.perf_counter()]
+    seen: list[Report] = []
+    while not seen or seen[-1].live.any():
+        given, most = (none, MOST_STEPS) if seen else (orders, 1)
+        state, packed = program.advance(state, given.array, np.int32(most))
+        seen.append(Report.of(packed))
+        moments.append(time.perf_counter())
+    results = [harvest(llm.tokenizer, seen[-1], slot, job, moments[-1] - moments[0]) for slot, job in enumerate(jobs)]
+    all_live = len(seen) > 1 and bool(seen[0].live.all())
+    steps = int((seen[1].step - seen[0].step).max()) if all_live else 0
+    return Timed(
+        first=moments[1] - moments[0],
+        live=moments[2] - moments[1] if all_live else 0.0,
+        steps=steps,
+        tokens=sum(1 <= step <= steps for result in results for step in result.step_of),
+        results=results,
+    )
+
+
+def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings, repeats: int) -> Values:
+    """Of `repeats` batches of the prompts, one after the other; one more warms up."""
+    source = cycle(prompts)
+    found = [timed(program, llm, list(islice(source, program.slots)), settings) for _ in range(repeats + 1)][1:]
+    values: Values = {("time", "prefill"): [one.first for one in found]}
+    if live := [one for one in found if one.steps]:
+        values["time", "iteration"] = [one.live / one.steps for one in live]
+        values["decode_tokens_per_second", None] = [one.tokens / one.live for one in live]
+    return values
+
+
+def of_stream(
+    llm: LLM, prompts: Sequence[list[int]], items: Sequence[Item], suite: Suite, settings: Settings
+) -> tuple[Values, list[float]]:
+    """Of all prompts through refilled slots; and the scores of the responses."""
+    start = time.perf_counter()
+    results = llm.generate(prompts, settings)
+    seconds = time.perf_counter() - start
+    tokens, steps, forwards = (
+        sum(n) for n in zip(*((len(r.token_ids), r.steps, r.forwards) for r in results), strict=True)
+    )
+    right = [suite.task.score(item, r.text)[suite.task.metrics[0]] for item, r in zip(items, results, strict=True)]
+    values: Values = {
+        ("tokens_per_second", None): [tokens / seconds],
+        ("tokens_per_step", None): [tokens / steps],
+        ("tokens_per_forward", None): [tokens / forwards],
+    }
+    return values, right
+
+
+def of_parts(llm: LLM, settings: Settings, slots: int, lengths: Lengths, repeats: int) -> dict[str, tuple[Any, Part]]:
+    """The forwards of an iteration by name, each timed alone: its spread, and what it is."""
+    wanted = FORWARDS.get(settings.method, ())
+    chosen = [part for part in parts(llm.config, slots, lengths) if part.name in wanted]
+    cache = allocate(llm.config, slots=slots, capacity=lengths.capacity, dtype=llm.dtype)
+    found = {}
+    for part in chosen:
+        figure, cache = forward.measure(forward.compile(llm.model, part, cache), cache, repeats)
+        found[part.name] = figure, part
+    return found
+
+
+def lengths_of(prompts: Sequence[list[int]], settings: Settings, capacity: int) -> Lengths:
+    """The shapes of an iteration of a batch of these prompts."""
+    value = settings.value
+    return Lengths(
+        prompt=_mean_length(prompts), response=settings.gen_length, capacity=capacity,
+        tracked=value("track_budget") or 0, masked=value("mask_window") or settings.block_length,
+        block=settings.block_length, isolation=value("isolation") or "paper",
+    )  # fmt: skip
+
+
+def measure(
+    llm: LLM, suite: Suite, variant: Variant, batch: int, items: Sequence[Item], ids: Sequence[list[int]],
+    case: dict[str, Any], repeats: int,
+) -> Rows:  # fmt: skip
+    """The rows of one method at one batch."""
+    settings, device = variant.settings, roofline.DEVICES.get(report.hardware())
+    llm.slots = batch
+    program = llm.compile(ids, settings)
+    case = case | {"name": variant.label, **settings.used(), "batch": batch}
+
+    def row(metric: str, unit: str, samples: Sequence[float], part: str | None = None, **more: Any) -> dict[str, Any]:
+        figure = report.spread(samples)
+        return report.row(case | ({"part": part} if part else {}), metric, unit, figure.pop("median"), **figure, **more)
+
+    units = {"time": "s", "decode_tokens_per_second": "tokens/s", "tokens_per_second": "tokens/s"}
+    batches = of_batches(program, llm, ids, settings, repeats)
+    values, right = of_stream(llm, ids, items, suite, settings)
+    rows = [row(metric, units.get(metric, "tokens"), v, part) for (metric, part), v in (batches | values).items()]
+    rows.append(report.proportion(case, "accuracy", sum(right), len(right)))
+    rows.append(report.row(case, "planned_memory", "B", program.plan.total))
+    iteration = batches.get(("time", "iteration"))
+    found = of_parts(llm, settings, batch, lengths_of(ids, settings, program.capacity), repeats)
+    for name, (figure, part) in found.items():
+        floor = None if device is None else part.work.floor(device)
+        rows.append(report.row(case | {"part": name}, "time", "s", figure.pop("median"), **figure, floor=floor))
+    if iteration and found:
+        forwards = sum(r["median"] for r in rows if r["case"].get("part") in found)
+        rows.append(row("time", "s", [one - forwards for one in iteration], "rest"))
+    return rows
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_line.Parser(PROGRAM, "Decoding, end to end and part by part.")
+    many: dict[str, Any] = {"nargs": "+", "type": command_line.count, "metavar": "N"}
+    p.add_argument("--task", choices=tuple(SUITES), default="word_problems", metavar="TASK", help="whose prompts")
+    p.add_argument("--data", type=Path, help="the task's files, unless it is synthetic")
+    p.add_argument("--methods", nargs="*", default=METHODS, metavar="METHOD", help="as of fdllm_jax.compare")
+    p.add_argument("--presets", nargs="*", choices=tuple(PRESETS), default=OWN_PRESETS, metavar="PRESET")
+    p.add_argument("--batch", **many, default=[1, 8, 32])
+    p.add_argument("--gen-length", **many, default=[256])
+    p.add_argument("--block-length", type=command_line.count, default=16, metavar="N")
+    p.add_argument("--shots", nargs="+", type=int, default=[8], metavar="N", help="worked examples before each prompt")
+    p.add_argument("--problems", type=command_line.count, default=64, metavar="N", help="prompts of each case")
+    p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="timed batches of each case")
+    command_line.add_model(p, raw=False)
+    p.add_argument("--output", type=Path, metavar="DIR", help="for decoding.json and decoding.png")
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write; returns the exit code: 0, or 2 for a user's error."""
+    return command_line.run(PROGRAM, partial(_run, parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> None:
+    suite = SUITES[options.task]
+    items = suite.items(options.data, options.problems)[: options.problems]
+    command_line.use_compilation_cache()
+    command_line.check_device()
+    llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
+    about = {"model": llm.name, "dtype": str(llm.dtype), "kernels": options.kernels, "problems": len(items)}
+    rows: Rows = []
+    file = None if options.output is None else options.output / "decoding.json"
+    for found in measured(llm, suite, items, options):
+        rows += found
+        print(decoding_plot.line(found), flush=True)
+        if file is not None:
+            report.write_part(file, settings=about, rows=rows)
+    if file is not None and rows:
+        report.finish(file)
+        title = f"{llm.name}, {llm.dtype}, {report.hardware()}; {len(items)} {suite.name}"
+        title += " (synthetic)" if suite.is_synthetic else ""
+        try:
+            decoding_plot.write(file.with_suffix(".png"), rows, title)
+        except ImportError as error:
+            print(f"{PROGRAM}: no decoding.png: {error}; pip install 'fdllm-jax[plot]'", file=sys.stderr)
+
+
+def measured(llm: LLM, suite: Suite, items: Sequence[Item], options: argparse.Namespace) -> Iterator[Rows]:
+    """The rows of each case; what runs out of memory is left out with a note."""
+    encode = llm.tokenizer.encode_chat if suite.task.chat_template else llm.tokenizer.encode_raw
+    for shots, gen_length in product(options.shots, options.gen_length):
+        shown = items if suite.with_shots is None else suite.with_shots(items, shots)
+        ids = [encode(item.prompt) for item in shown]
+        lengths = argparse.Namespace(gen_length=gen_length, block_length=options.block_length)
+        chosen, _ = variants(options.methods, options.presets, lengths)
+        case = {"task": suite.name, "synthetic": suite.is_synthetic, "shots": shots, "prompt_tokens": _mean_length(ids)}
+        for batch in options.batch:
+            llm.slots = batch
+            with ThreadPoolExecutor() as pool:  # what fails does so again when it is measured
+                wait([pool.submit(llm.compile, ids, variant.settings) for variant in chosen])
+            for variant in chosen:
+                try:
+                    yield measure(llm, suite, variant, batch, shown, ids, case, options.repeats)
+                except RuntimeError as error:
+                    if not ran_out(error):
+                        raise
+                    print(f"{variant.label} at batch {batch}: out of memory, left out", file=sys.stderr)
+
+
+def _mean_length(ids: Sequence[list[int]]) -> int:
+    return round(sum(map(len, ids)) / len(ids))
+
+
+if __name__ == "__main__":
+    command_line.exit_on_ctrl_c(PROGRAM)
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The benchmark of decoding, on a few prompts of the shipped checkpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import decoding
+from fdllm_jax import LLM, Settings
+
+
+def test_a_small_run_writes_whole_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--methods", "flash-dllm", "--presets", "--batch", "2", "--gen-length", "32", "--shots", "0"]
+    assert decoding.main([*given, "--problems", "3", "--repeats", "1", "--output", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "decoding.json").read_text(encoding="utf-8"))["rows"]
+    found = {(row["metric"], row["case"].get("part")): row for row in rows}
+    assert {part for metric, part in found if metric == "time"} == {"prefill", "iteration", "draft", "verify", "rest"}
+    parts = sum(found["time", part]["median"] for part in ("draft", "verify", "rest"))
+    assert parts == pytest.approx(found["time", "iteration"]["median"])
+    assert found["accuracy", None]["repeats"] == 3 and found["accuracy", None]["case"]["synthetic"] is True
+    assert (tmp_path / "decoding.png").read_bytes().startswith(b"\x89PNG")
+    assert "decode tokens/s" in capsys.readouterr().out
+    assert decoding.main(["--task", "gsm8k"]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_a_batch_begun_together_is_what_the_engine_decodes() -> None:
+    llm, settings = LLM(slots=2, dtype="float32"), Settings(gen_length=32)
+    prompts = [llm.tokenizer.encode_chat("What is 3 + 4?"), llm.tokenizer.encode_chat("Two times 6?")]
+    found = decoding.timed(llm.compile(prompts, settings), llm, prompts, settings)
+    expected = llm.generate(prompts, settings)
+    assert [r.token_ids for r in found.results] == [r.token_ids for r in expected]
+    assert found.steps == min(r.steps for r in expected) - 1  # all are live until the first ends
+    assert found.tokens == sum(1 <= step <= found.steps for r in expected for step in r.step_of) > 0
