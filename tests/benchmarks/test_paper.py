@@ -1,18 +1,17 @@
 """The paper's tables, on tiny grids: their figures against the engine's, what they write, and what they refuse."""
 
-import contextlib
 import functools
 import importlib.util
-import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+import tests.command
 from benchmarks import report
 from benchmarks.paper import command, figure6, figure7, measure, show, table1, table4, table5, table6
 from benchmarks.paper.grid import Asked, Table, cross
@@ -42,21 +41,8 @@ TABLES = {
 GRIDS = {table4: {"BUDGETS": (64,), "GAMMAS": (0.6, 1.0), "THRESHOLDS": (0.5,)}, table5: {"SHOTS": (0, 1)}}
 
 
-class Done(NamedTuple):
-    """A finished command, and its folder."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-    @property
-    def files(self) -> list[str]:
-        return sorted(file.name for file in self.folder.iterdir())
-
-    @property
-    def results(self) -> dict[str, Any]:
-        return json.loads(next(self.folder.glob("*.json")).read_text(encoding="utf-8"))
+class Done(tests.command.Done):
+    """A finished table."""
 
     def figures(self, **case: Any) -> dict[str, Any]:
         """The rows of a case by metric."""
@@ -64,19 +50,11 @@ class Done(NamedTuple):
 
 
 def run(folder: Path, table: Table, *arguments: str) -> Done:
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         for module, constants in GRIDS.items():
             for constant, value in constants.items():
                 patch.setattr(module, constant, value)
-        try:
-            code = command.main(table, [*arguments, "--output", str(folder)])
-        except SystemExit as exit_:  # argparse's own
-            code = exit_.code
-    return Done(code, out.getvalue(), err.getvalue(), folder)
+        return Done(*tests.command.finished(partial(command.main, table), folder, *arguments))
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,16 @@
 """The command line that compares methods, against decoding with the engine."""
 
-import contextlib
-import io
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from fdllm_jax import LLM, Result, Settings, compare
 from tests.benchmarks.test_results import ROW
+from tests.command import Done, finished
 
 TASKS = (
     ("Maya is 24 years old. Mina is 19 years younger than Maya. How old is Mina?", "24 - 19 = 5\n#### 5"),
@@ -21,26 +21,7 @@ TINY = {"gen_length": 24, "block_length": 8}
 FAST = ["--gen-length", "24", "--block-length", "8", "--dtype", "float32", "--repeats", "1"]
 
 
-class Done(NamedTuple):
-    """A finished command, and its folder."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-    @property
-    def results(self) -> dict[str, Any]:
-        return json.loads((self.folder / "compare.json").read_text(encoding="utf-8"))
-
-
-def run(folder: Path, *arguments: str) -> Done:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        try:
-            code = compare.main([*arguments, "--output", str(folder)])
-        except SystemExit as exit_:  # argparse's own
-            code = exit_.code
-    return Done(code, out.getvalue(), err.getvalue(), folder)
+run = partial(finished, compare.main)
 
 
 @pytest.fixture(scope="module")

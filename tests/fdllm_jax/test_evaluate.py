@@ -1,7 +1,5 @@
 """The evaluation's command line, against decoding with the engine."""
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -9,23 +7,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from fdllm_jax import LLM, Settings, evaluate
 from fdllm_jax.tasks import EXAMPLES, extract_answer
+from tests import command
 
 OPTIONS = ["--task", "word_problems", "--gen-length", "32", "--block-length", "8", "--dtype", "float32", "--slots", "2"]
 
 
-class Done(NamedTuple):
-    """A finished command, and its folder."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
+class Done(command.Done):
+    """A finished evaluation."""
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -39,12 +33,7 @@ class Done(NamedTuple):
 
 
 def run(folder: Path, data: Path, *arguments: str) -> Done:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        try:
-            code = evaluate.main([*OPTIONS, "--data", str(data), "--output", str(folder), *arguments])
-        except SystemExit as exit_:  # argparse's own
-            code = exit_.code
-    return Done(code, out.getvalue(), err.getvalue(), folder)
+    return Done(*command.finished(evaluate.main, folder, *OPTIONS, "--data", str(data), *arguments))
 
 
 def write(file: Path, questions: list[tuple[str, str]]) -> Path:
