@@ -33,6 +33,17 @@ LOOK_AHEAD = 256  # prompts among which the longest are begun first, where that 
 MOST_ROWS = 2**31  # cache rows are counted in int32
 
 
+def name_of(path: str | Path | None) -> str:
+    """What a model is called in reports."""
+    return SHIPPED.name if path is None else str(path)
+
+
+def dtype_of(name: str) -> jnp.dtype:
+    """The dtype that a name of `DTYPES` means on this device."""
+    automatic = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(automatic if name == "auto" else name)
+
+
 class LLM:
     """A model with its tokenizer, ready to generate.
 
@@ -60,11 +71,9 @@ class LLM:
             raise ValueError(f"{dtype=} is unknown: expected one of {', '.join(DTYPES)}")
         implementation = choose(kernels)
         directory = SHIPPED if path is None else convert.resolve(str(path))
-        self.name = directory.name if path is None else str(path)
+        self.name = name_of(path)
         self.tokenizer = Tokenizer(directory)
-        if dtype == "auto":
-            dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-        self.dtype = jnp.dtype(dtype)
+        self.dtype = dtype_of(dtype)
         self.config, parameters = convert.load(directory, dtype=self.dtype)
         if self.tokenizer.size > self.config.vocab_size:
             raise ValueError(

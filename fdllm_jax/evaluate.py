@@ -91,13 +91,14 @@ def _evaluate(options: argparse.Namespace) -> None:
         record["sandbox"] = sandbox.isolation()
     command_line.use_compilation_cache()
     command_line.check_device()
-    from fdllm_jax.engine import LLM
+    from fdllm_jax.engine import LLM, dtype_of, name_of
 
-    llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
     case = {"task": plan.task.name, "method": plan.settings.method, **plan.settings.used()}
     case |= {"chat_template": plan.chat_template, "shots": plan.task.shots}
-    settings = {**record, **case, "model": llm.name, "dtype": str(llm.dtype), "kernels": options.kernels}
+    about = {"model": name_of(options.model), "dtype": str(dtype_of(options.dtype)), "kernels": options.kernels}
+    settings = {**record, **case, **about}
     with Samples(options.output, settings) as samples, command_line.at_interrupt(partial(_kept, plan, samples)):
+        llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
         refused = evaluate(llm, plan, samples)
         chosen = [sample for sample in samples.all if sample.index < len(plan.items)]
         rows = summary.write(options.output, {**settings, "slots": options.slots}, case, chosen)

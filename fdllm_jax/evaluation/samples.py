@@ -132,13 +132,13 @@ def _parsed(path: Path, content: bytes) -> Iterator[tuple[int, Sample]]:
 
 
 def _check_settings(folder: Path, asked: Any, *, begun: bool) -> None:
-    """Compare the folder's settings with those asked for; write them where there are none."""
+    """Compare the settings of the folder's samples with those asked for; write these where there are no samples."""
     path = folder / SETTINGS
-    if not path.exists():
-        if begun:
-            raise ValueError(f"{folder}: it has {SAMPLES} without {SETTINGS}; give another folder")
+    if not begun:
         _write_whole(path, asked)
         return
+    if not path.exists():
+        raise ValueError(f"{folder}: it has {SAMPLES} without {SETTINGS}; give another folder")
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,7 +98,8 @@ def test_a_killed_run_goes_on_and_loses_nothing(tmp_path: Path, data: Path, whol
     assert kept
     if sent == signal.SIGINT:
         assert process.returncode == 130
-        assert said.endswith(f"interrupted: {len(kept)} of 5 items are finished and kept, the same command goes on\n")
+        told = re.search(r"interrupted: (\d) of 5 items are finished and kept, the same command goes on\n$", said)
+        assert told and int(told[1]) in (len(kept), len(kept) - 1)  # one may just be on its way to the disk
     done = run(tmp_path, data, *sampled)
     assert done.code == 0 and texts(done) == texts(whole)
     assert samples.read_bytes().startswith(b"".join(kept))
