@@ -11,7 +11,7 @@ from fdllm_jax.options import OPTIONS, parse_settings, settings_of
 from fdllm_jax.report import proportion, row
 from fdllm_jax.settings import METHODS, PRESETS, SHARED, Settings
 
-SWEPT = ("threshold", "gamma", "track_budget")
+SWEPT = ("threshold", "gamma", "track_budget", "mask_window")
 SIGNIFICANCE = 0.05
 FEWEST = math.ceil(-math.log2(SIGNIFICANCE))  # prompts that must differ, all one way, to be a significant difference
 ENOUGH = 100  # prompts with which an accuracy is known to about ten points
