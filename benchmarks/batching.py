@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     name = "batching" if options.data is None else "batching_gsm8k"
     file = report.file_of(name, options, p, "model", "prompts", "slots", "gen_length", "repeats", "methods")
+    if file is not None and file.is_dir():
+        raise ValueError(f"--output {file}: a directory; expected the name of a file")
 
     llm = LLM(options.model, slots=options.slots)
     if options.data is None:
@@ -101,4 +103,5 @@ def figures(method: str, kind: str, speeds: dict[str, list[float]], load: Load) 
 
 
 if __name__ == "__main__":
+    command_line.exit_on_ctrl_c(PROGRAM)
     sys.exit(main())

@@ -27,6 +27,7 @@ from benchmarks.paper.suites import SUITES, Suite
 from fdllm_jax import LLM, Settings, command_line
 from fdllm_jax.batching import Program
 from fdllm_jax.cache import allocate
+from fdllm_jax.compare import batch_size
 from fdllm_jax.comparison import Variant, variants
 from fdllm_jax.decoding.state import MOST_STEPS
 from fdllm_jax.evaluation.task import Item
@@ -175,18 +176,19 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = command_line.Parser(PROGRAM, "Decoding, end to end and part by part.")
     many: dict[str, Any] = {"nargs": "+", "type": command_line.count, "metavar": "N"}
+    batches: dict[str, Any] = many | {"type": batch_size}
     p.add_argument("--task", choices=tuple(SUITES), default="word_problems", metavar="TASK", help="whose prompts")
     p.add_argument("--data", type=Path, help="the task's files, unless it is synthetic")
     p.add_argument("--methods", nargs="*", default=METHODS, metavar="METHOD", help="as of fdllm_jax.compare")
     p.add_argument("--presets", nargs="*", choices=tuple(PRESETS), default=OWN_PRESETS, metavar="PRESET")
-    p.add_argument("--batch", **many, default=[1, 8, 32])
+    p.add_argument("--batch", **batches, default=[1, 8, 32])
     p.add_argument("--gen-length", **many, default=[256])
     p.add_argument("--block-length", type=command_line.count, default=16, metavar="N")
     p.add_argument("--shots", nargs="+", type=int, default=[8], metavar="N", help="worked examples before each prompt")
     p.add_argument("--problems", type=command_line.count, default=64, metavar="N", help="prompts of each case")
     p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="timed batches of each case")
     command_line.add_model(p, raw=False)
-    p.add_argument("--output", type=Path, metavar="DIR", help="for decoding.json and decoding.png")
+    p.add_argument("--output", type=command_line.folder, metavar="DIR", help="for decoding.json and decoding.png")
     return p
 
 

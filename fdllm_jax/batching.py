@@ -35,7 +35,8 @@ class Load:
 
     offered, busy: slots times denoising steps while prompts waited, and those of them that a sequence needed: not the
         ones behind a stop string.
-    seconds, host_seconds: of the run, and those of them in which no call was under way.
+    seconds, host_seconds: of the run, and those of them in which no call was under way; the time in which a stream's
+        consumer was at work counts to these where a call was over before it asked for more.
     """
 
     offered: int = 0
@@ -113,6 +114,9 @@ def decode(
         for result in (make() for make in ended):
             load.busy -= steps_behind_stop(result) if crowded else 0
             yield result
+        # Since when is not known: all of what the results' consumer took may have been time for nothing.
+        if packed.is_ready():  # pyright: ignore[reportAttributeAccessIssue]
+            called = time.perf_counter()
         with memory.told(program.plan):
             seen = exchange.Report.of(packed)
         load.host_seconds += called - looked

@@ -37,6 +37,13 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def folder(text: str) -> Path:
+    """The type of an option that is a folder to write to."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected the name of a folder")
+    return Path(text)
+
+
 def count(text: str) -> int:
     """The type of an option that is a number of things."""
     try:

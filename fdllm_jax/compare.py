@@ -53,7 +53,9 @@ def parser() -> argparse.ArgumentParser:
         "whole answer, is compared with the number after #### of the response",
     )
     p.add_argument("--limit", type=command_line.count, metavar="N", help="only the first N prompts")
-    p.add_argument("--output", required=True, type=Path, metavar="DIR", help="for compare.json and compare.png")
+    p.add_argument(
+        "--output", required=True, type=command_line.folder, metavar="DIR", help="for compare.json and compare.png"
+    )
     command_line.add_model(p)
     c = p.add_argument_group("comparison")
     c.add_argument(
@@ -73,14 +75,15 @@ def parser() -> argparse.ArgumentParser:
         help=f"an option ({' | '.join(SWEPT)}) and its values, for every method that uses it",
     )
     c.add_argument(
-        "--batch", nargs="+", type=_batch, default=[1, 8], metavar="N", help="sequences side by side (default: 1 8)"
+        "--batch", nargs="+", type=batch_size, default=[1, 8], metavar="N", help="sequences side by side (default: 1 8)"
     )
     c.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="timed runs of each (default: 3)")
     add_settings(p, method=False)
     return p
 
 
-def _batch(text: str) -> int:
+def batch_size(text: str) -> int:
+    """The type of an option that is a batch size."""
     if (number := command_line.count(text)) <= MOST_BATCH:
         return number
     raise argparse.ArgumentTypeError(f"{text!r}: expected at most {MOST_BATCH}")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -64,8 +65,9 @@ class LLM:
         dtype: str = "auto",
         kernels: str = "auto",
     ):
-        for name, value in (("slots", None if slots == "auto" else slots), ("capacity", capacity)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        for name, value in (("slots", None if isinstance(slots, str) and slots == "auto" else slots),
+                            ("capacity", capacity)):  # fmt: skip
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name}={value!r}: expected an integer of at least 1, or None")
         if dtype not in DTYPES:
             raise ValueError(f"{dtype=} is unknown: expected one of {', '.join(DTYPES)}")
@@ -82,8 +84,8 @@ class LLM:
             )
         if capacity is not None and capacity > self.config.max_sequence_length:
             raise ValueError(f"{capacity=} is more than the model's context, {self.config.max_sequence_length}")
-        self.slots: int | Literal["auto"] | None = slots
-        self.capacity = capacity
+        self.slots: int | Literal["auto"] | None = int(slots) if isinstance(slots, Integral) else slots
+        self.capacity = None if capacity is None else int(capacity)
         implementation = checked(implementation, ModelShape.of(self.config), self.dtype)
         self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
         self._programs: dict[tuple[int, int, Method], Program] = {}

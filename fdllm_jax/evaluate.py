@@ -1,6 +1,8 @@
 """Command line: `python -m fdllm_jax.evaluate --task NAME --data PATH --output DIR`: a benchmark, item by item."""
 
 import argparse
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="put prompts through the checkpoint's chat template (default: as the task is meant)",
     )
-    e.add_argument("--output", required=True, type=Path, metavar="DIR", help="for samples.jsonl and summary.json")
+    e.add_argument(
+        "--output", required=True, type=command_line.folder, metavar="DIR", help="for samples.jsonl and summary.json"
+    )
     command_line.add_model(p, raw=False)
     add_settings(p)
     return p
@@ -62,10 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be decoded, and how."""
+    """What is to be decoded, and how. data: a digest of all items of the data, also those beyond a limit."""
 
     task: Task
     items: Sequence[Item]
+    data: str
     settings: Settings
     chat_template: bool
 
@@ -77,7 +82,8 @@ class Plan:
         settings = settings_of(options, **own)
         settings = replace(settings, stop=tuple(dict.fromkeys((*settings.stop, *task.stop))))
         chat = task.chat_template if options.chat_template is None else options.chat_template
-        return cls(task=task, items=task.load(options.data)[: options.limit], settings=settings, chat_template=chat)
+        items = task.load(options.data)
+        return cls(task=task, items=items[: options.limit], data=digest(items), settings=settings, chat_template=chat)
 
     def of_item(self, index: int) -> Settings:
         """The settings of an item: its seed does not depend on what else is decoded."""
@@ -96,52 +102,64 @@ def _evaluate(options: argparse.Namespace) -> None:
     case = {"task": plan.task.name, "method": plan.settings.method, **plan.settings.used()}
     case |= {"chat_template": plan.chat_template, "shots": plan.task.shots}
     about = {"model": name_of(options.model), "dtype": str(dtype_of(options.dtype)), "kernels": options.kernels}
-    settings = {**record, **case, **about}
+    settings = {**record, **case, **about, "data_sha256": plan.data}
+    if (options.output / summary.SUMMARY).is_dir():
+        raise ValueError(f"--output {options.output}: {summary.SUMMARY} in it is a directory")
     with Samples(options.output, settings) as samples, command_line.at_interrupt(partial(_kept, plan, samples)):
         llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
-        refused = evaluate(llm, plan, samples)
+        evaluate(llm, plan, samples)
         chosen = [sample for sample in samples.all if sample.index < len(plan.items)]
-        rows = summary.write(options.output, {**settings, "slots": options.slots}, case, chosen)
+        rows = summary.write(options.output, settings, case, chosen, complete=len(chosen) == len(samples.all))
     for row in rows:
         _print(row)
     if llm.load.seconds:
         print(f"{PROGRAM}: slots: {llm.load}", file=sys.stderr)
-    if refused:
-        print(f"{PROGRAM}: {len(refused)} prompts do not fit and count as wrong: {refused[0].reason}", file=sys.stderr)
+    if refused := [sample.key for sample in chosen if sample.stop_reason == "refused"]:
+        which = f"{', '.join(refused[:3])}{' and others' * (len(refused) > 3)}"
+        print(f"{PROGRAM}: {len(refused)} prompts do not fit and count as wrong: {which}", file=sys.stderr)
 
 
 def _kept(plan: Plan, samples: Samples) -> str:
     return f"{len(samples.done)} of {len(plan.items)} items are finished and kept, the same command goes on"
 
 
-def evaluate(llm: "LLM", plan: Plan, samples: Samples) -> "list[Refusal]":
+def digest(items: Sequence[Item]) -> str:
+    """What tells items from others: SHA-256 of their keys, prompts and documents."""
+    found = hashlib.sha256()
+    for item in items:
+        found.update(json.dumps([item.key, item.prompt, item.document], sort_keys=True, default=str).encode() + b"\n")
+    return found.hexdigest()
+
+
+def evaluate(llm: "LLM", plan: Plan, samples: Samples) -> None:
     """Decode and score the items that have no sample yet; the samples get each as it is finished.
 
-    Returns the refusals of those whose prompts do not fit: they get a sample without tokens, and count as wrong.
+    Those whose prompts do not fit get a sample without tokens, and count as wrong.
     """
     from fdllm_jax.job import Refusal
 
     todo = [index for index in range(len(plan.items)) if index not in samples.done]
-    refusals = []
     if not todo:
-        return refusals
+        return
     prompts, settings = [plan.items[i].prompt for i in todo], [plan.of_item(i) for i in todo]
+    told = False
     pending: dict[Future[dict[str, float]], Sample] = {}
     with _progress(len(plan.items), len(plan.items) - len(todo)) as advance, sandbox.pool() as pool:
         for seconds, one in _timed(llm, llm.stream(prompts, settings, raw=not plan.chat_template, longest_first=True)):
             index = todo[one.index]
             item = plan.items[index]
             if isinstance(one, Refusal):
-                refusals.append(one._replace(index=index, reason=f"item {item.key}: {one.reason}"))
-                samples.append(_refused(index, item, plan.task, seconds))
+                if not told:
+                    print(f"{PROGRAM}: item {item.key}: {one.reason}", file=sys.stderr)
+                    told = True
+                samples.append(_refused(index, item, plan.task, seconds, llm))
                 advance(0)
                 continue
-            pending[pool.submit(plan.task.score, item, one.text)] = _sample(index, item, one, seconds)
+            pending[pool.submit(plan.task.score, item, one.text)] = _sample(index, item, one, seconds, llm)
             for future in [future for future in pending if future.done()]:
                 advance(_append(samples, pending.pop(future), future))
         for future, sample in pending.items():
             advance(_append(samples, sample, future))
-    return refusals
 
 
 def _append(samples: Samples, sample: Sample, score: "Future[dict[str, float]]") -> int:
@@ -158,17 +176,22 @@ def _timed(llm: "LLM", stream: "Iterator[Result | Refusal]") -> "Iterator[tuple[
         last, compiled = now, llm.compile_seconds
 
 
-def _sample(index: int, item: Item, result: "Result", seconds: float) -> Sample:
+def _slots_of(llm: "LLM") -> int:
+    return 0 if llm.plan is None else llm.plan.slots
+
+
+def _sample(index: int, item: Item, result: "Result", seconds: float, llm: "LLM") -> Sample:
     return Sample(
         index=index, key=item.key, prompt=item.prompt, text=result.text, tokens=len(result.token_ids),
-        steps=result.steps, forwards=result.forwards, seconds=seconds, stop_reason=result.stop_reason, scores={},
+        steps=result.steps, forwards=result.forwards, seconds=seconds, slots=_slots_of(llm),
+        stop_reason=result.stop_reason, scores={},
     )  # fmt: skip
 
 
-def _refused(index: int, item: Item, task: Task, seconds: float) -> Sample:
+def _refused(index: int, item: Item, task: Task, seconds: float, llm: "LLM") -> Sample:
     return Sample(
         index=index, key=item.key, prompt=item.prompt, text="", tokens=0, steps=0, forwards=0, seconds=seconds,
-        stop_reason="refused", scores=dict.fromkeys(task.metrics, 0.0),
+        slots=_slots_of(llm), stop_reason="refused", scores=dict.fromkeys(task.metrics, 0.0),
     )  # fmt: skip
 
 

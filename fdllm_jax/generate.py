@@ -102,6 +102,7 @@ def _print(llm: "LLM", prompts: Sequence[str], results: "Sequence[Result]", *, j
 def record(llm: "LLM", result: "Result") -> dict[str, Any]:
     """What `--json` prints of a result."""
     return {
+        "index": result.index,
         "text": result.text,
         "tokens": len(result.token_ids),
         "prompt_tokens": len(result.prompt_ids),

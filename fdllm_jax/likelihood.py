@@ -6,8 +6,9 @@ is masked, each choice of k positions as likely as another,
     log p(target | prompt) >= E[ l / k * sum over masked i of log p(token i | prompt, unmasked tokens) ].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -63,17 +64,19 @@ class Sequences(NamedTuple):
 
 
 def likelihoods(
-    llm: LLM, pairs: Sequence[Pair], *, samples: int = SAMPLES, seed: int = 0
+    llm: LLM, pairs: Iterable[Pair], *, samples: int = SAMPLES, seed: int = 0
 ) -> Iterator[tuple[int, Likelihood]]:
     """Yield the likelihood of each (prompt, target) pair of token ids with the pair's index, longest pairs first.
 
     samples: masks that are drawn for a target; equal ones are computed once. seed: of the masks, which depend on it and
     the target's length alone: a pair's result does not depend on the other pairs, and targets of one length are
-    compared under the same masks. A prompt may be empty.
+    compared under the same masks. A prompt may be empty. Texts are encoded by `llm.tokenizer`.
     Raises ValueError before anything is computed if a pair cannot be served.
     """
     check_samples(samples)
-    _check_pairs(llm, pairs)
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"{seed=!r}: expected an integer of at least 0")
+    pairs = _checked(llm, pairs)
     groups: dict[tuple[int, int], list[int]] = {}
     for i, (prompt, target) in enumerate(pairs):
         capacity = -(-(len(prompt) + len(target)) // CAPACITY_STEP) * CAPACITY_STEP
@@ -105,14 +108,18 @@ def draw_masks(
 
 def check_samples(samples: Any) -> None:
     """Raise ValueError unless `samples` is a number of them."""
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        raise ValueError(f"{samples=}: expected an integer of at least 1")
+    if not isinstance(samples, Integral) or isinstance(samples, bool) or samples < 1:
+        raise ValueError(f"{samples=!r}: expected an integer of at least 1")
 
 
-def _check_pairs(llm: LLM, pairs: Sequence[Pair]) -> None:
-    limit, faults = llm.config.max_sequence_length, []
-    for i, (prompt, target) in enumerate(pairs):
+def _checked(llm: LLM, pairs: Iterable[Pair]) -> list[Pair]:
+    """The pairs as lists. Raises ValueError for what is none, and for those that cannot be served."""
+    limit, faults, checked = llm.config.max_sequence_length, [], list(pairs)
+    for i, pair in enumerate(checked):
         try:
+            if not _is_pair(pair):
+                raise ValueError(f"{pair!r:.80}: expected a list of token ids and another, of prompt and target")
+            prompt, target = pair
             llm.tokenizer.check_ids([*prompt, *target])
             if not len(target):
                 raise ValueError("empty target: give at least one token id")
@@ -125,6 +132,16 @@ def _check_pairs(llm: LLM, pairs: Sequence[Pair]) -> None:
             faults.append(f"pair {i}: {error}")
     if faults:
         raise ValueError("; ".join(faults[:3]) + f"; and {len(faults) - 3} more" * (len(faults) > 3))
+    return checked
+
+
+def _is_pair(pair: Any) -> bool:
+    return (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(isinstance(ids, list | tuple | np.ndarray) for ids in pair)
+        and all(isinstance(i, Integral) and not isinstance(i, bool) for ids in pair for i in ids)
+    )
 
 
 def _slots(capacity: int) -> int:

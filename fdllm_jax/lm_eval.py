@@ -28,4 +28,5 @@ def _evaluate() -> None:
 
 
 if __name__ == "__main__":
+    command_line.exit_on_ctrl_c(PROGRAM)
     sys.exit(main())

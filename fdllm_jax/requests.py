@@ -50,10 +50,13 @@ class Limits:
         layers, capacity = self.config.n_layers, self.capacity or self.config.max_sequence_length
         for settings in each:
             tracked, budget = settings.track_layers or (), settings.track_budget or 0
+            most = capacity + settings.views * settings.block_length
             if max(tracked, default=0) >= layers:
                 raise ValueError(f"track_layers={tracked}: the model has the layers 0 to {layers - 1}")
             if budget > capacity:
                 raise ValueError(f"track_budget={budget} is more than a slot holds: use at most {capacity}")
+            if (settings.verify_rows or 0) > most:
+                raise ValueError(f"verify_rows={settings.verify_rows} are more than can be filled: use at most {most}")
 
     def _encoded(self, prompt: Any, raw: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -81,7 +84,8 @@ class Limits:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, bytes | Mapping | Set)
+    has_no_items = getattr(value, "ndim", 1) == 0  # NumPy's of no dimension say that they can be iterated
+    return isinstance(value, Iterable) and not isinstance(value, bytes | Mapping | Set) and not has_no_items
 
 
 def _each(count: int, settings: Settings | Sequence[Settings] | None) -> list[Settings]:

@@ -135,12 +135,12 @@ class Settings:
     @classmethod
     def preset(cls, name: str, **settings: Any) -> Self:
         """The settings of a preset, with `settings` over them. Raises ValueError for a name that is none."""
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"preset={name!r} is unknown: expected one of {', '.join(PRESETS)}")
         return cls(**{**PRESETS[name], **settings})
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
+        if not isinstance(self.method, str) or self.method not in METHODS:
             raise ValueError(f"method={self.method!r} is unknown: expected one of {', '.join(METHODS)}")
         options = dict.fromkeys(name for options in METHODS.values() for name in options)
         faults = [

@@ -80,9 +80,7 @@ def parse_tasks(lines: str) -> list[Task]:
     for number, line in enumerate(lines.split("\n"), 1):
         if line.strip():
             try:
-                tasks.append(_task(json.loads(line)))
-            except json.JSONDecodeError as error:
-                faults.append(f"line {number}: not JSON ({error.msg} at character {error.pos + 1})")
+                tasks.append(_task(parse_line(line)))
             except ValueError as error:
                 faults.append(f"line {number}: {error}")
     if not tasks and not faults:
@@ -91,6 +89,16 @@ def parse_tasks(lines: str) -> list[Task]:
         others = f"; and {len(faults) - 3} more" * (len(faults) > 3)
         raise ValueError("; ".join(faults[:3]) + others)
     return tasks
+
+
+def parse_line(line: str) -> Any:
+    """What a line of JSON says. Raises ValueError that says what is wrong with it."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a list in thousands of others
+        raise ValueError(f"not JSON that can be read ({error})") from error
 
 
 def _task(given: Any) -> Task:

@@ -14,6 +14,7 @@ from benchmarks.paper.grid import Asked, Cell, Rows, Table
 from benchmarks.paper.methods import METHODS
 from benchmarks.paper.suites import MADE, OWN, PAPERS, SUITES
 from fdllm_jax import command_line
+from fdllm_jax.compare import batch_size
 from fdllm_jax.evaluation import sandbox
 from fdllm_jax.evaluation.task import Item, Task
 
@@ -45,6 +46,7 @@ def parser(table: Table) -> argparse.ArgumentParser:
         "benchmarks.",
     )
     many: dict[str, Any] = {"nargs": "+", "type": command_line.count, "metavar": "N"}
+    batches: dict[str, Any] = many | {"type": batch_size}
     p.add_argument("--data", type=Path, metavar="DIR", help="the benchmarks' JSON lines (see fdllm_jax.evaluate)")
     p.add_argument(
         "--tasks", nargs="+", choices=tuple(SUITES), metavar="TASK",
@@ -56,7 +58,10 @@ def parser(table: Table) -> argparse.ArgumentParser:
         help=f"of {', '.join(METHODS)} (default: {' '.join(table.methods)})",
     )  # fmt: skip
     p.add_argument("--gen-length", **many, help="response positions (default: as the table has them)")
-    p.add_argument("--batch", **many, default=table.batches, help=f"side by side (default: {_words(table.batches)})")
+    p.add_argument(
+        "--batch", **batches, default=table.batches,
+        help=f"side by side (default: {_words(table.batches)})",
+    )  # fmt: skip
     default = f"all of them, {MADE} of a synthetic task" if table.limit is None else str(table.limit)
     p.add_argument(
         "--limit", type=command_line.count, default=table.limit, metavar="N", help=f"items of a task ({default})"
@@ -70,7 +75,7 @@ def parser(table: Table) -> argparse.ArgumentParser:
         )  # fmt: skip
     command_line.add_model(p, raw=False)
     p.add_argument(
-        "--output", type=Path, metavar="DIR",
+        "--output", type=command_line.folder, metavar="DIR",
         help=f"for paper_{table.name}.json and .png (default: benchmarks/results, of a run with all defaults)",
     )  # fmt: skip
     return p

@@ -1,10 +1,12 @@
 """Data sets from local files of JSON lines."""
 
 import gzip
-import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from fdllm_jax.tasks import parse_line
 
 Row = Mapping[str, Any]
 
@@ -22,25 +24,29 @@ def find(data: Path, names: Sequence[str]) -> Path:
     raise FileNotFoundError(f"{data}: expected a file {' or '.join(names)} (or with .gz) in it")
 
 
+def text_of(path: Path) -> str:
+    """The text of a file, gzipped where its name ends in .gz. Raises ValueError where it is none."""
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: neither UTF-8 text nor that in gzip ({error})") from error
+
+
 def read(path: Path, fields: Mapping[str, type], check: Callable[[Row], str | None] = lambda row: None) -> list[Row]:
     """The objects of a file of JSON lines, gzipped where its name ends in .gz; blank lines are left out.
 
     fields: names that each object must have, and the types of their values. check: what else is wrong with an object,
     or None. Raises ValueError that names the lines at fault.
     """
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: neither UTF-8 text nor that in gzip ({error})") from error
     rows, faults = [], []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text_of(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            faults.append(f"line {number}: not JSON ({error.msg} at character {error.pos + 1})")
+            row = parse_line(line)
+        except ValueError as error:
+            faults.append(f"line {number}: {error}")
             continue
         fault = _fault(row, fields) or check(row)
         if fault is None:

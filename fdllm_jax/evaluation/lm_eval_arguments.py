@@ -1,7 +1,7 @@
 """What lm-evaluation-harness asks a model for: `--model_args`, and a request's generation arguments, as settings."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
@@ -20,6 +20,12 @@ OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given counts
 SAMPLING: Mapping[str, float] = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0}  # and what is without effect
+_WHOLE = "a whole number of at least 1"
+KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {  # of a request's arguments: whether a value is one
+    **dict.fromkeys(LENGTHS, (lambda value: _is_number(value) and value >= 1 and float(value).is_integer(), _WHOLE)),
+    "temperature": (lambda value: _is_number(value) and value >= 0, "a number of at least 0"),
+    "until": (lambda value: isinstance(value, str) or _are_texts(value), "a text or a list of texts"),
+}
 REQUEST = ("until", "do_sample", "temperature", "num_beams", *LENGTHS, *SAMPLING)
 
 
@@ -87,6 +93,13 @@ class Arguments:
         The temperature is the request's if it samples at one, else what is given here. Request i draws from seed + i.
         Raises ValueError for what the engine does not do.
         """
+        wrong = [
+            f"{name}={asked[name]!r}: expected {expected}"
+            for name, (is_right, expected) in KINDS.items()
+            if asked.get(name) is not None and not is_right(asked[name])
+        ]
+        if wrong:
+            raise ValueError(f"generation arguments: {'; '.join(wrong)}")
         sampled = float(asked.get("temperature") or 0.0) if asked.get("do_sample", True) else 0.0
         temperature = sampled or self.settings.temperature
         without_effect = {"num_beams": 1, **(SAMPLING if temperature > 0 else {})}
@@ -107,6 +120,14 @@ class Arguments:
             stop=tuple(dict.fromkeys((*self.settings.stop, *_texts(asked.get("until"))))),
             seed=(self.settings.seed + index) % 2**32,
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
 def _texts(until: Any) -> tuple[str, ...]:

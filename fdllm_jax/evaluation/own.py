@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fdllm_jax.evaluation import sandbox
-from fdllm_jax.evaluation.data import find, read
+from fdllm_jax.evaluation.data import find, read, text_of
 from fdllm_jax.evaluation.task import Item, Task
 from fdllm_jax.tasks import extract_answer, parse_tasks
 
@@ -13,8 +13,9 @@ _GEN_LENGTH = 160
 def load_word_problems(data: Path) -> list[Item]:
     """The lines of `python -m benchmarks.small_model.word_problems N`, or others that `parse_tasks` reads."""
     path = find(data, ("word_problems.jsonl",))
+    text = text_of(path)
     try:
-        problems = parse_tasks(path.read_text(encoding="utf-8"))
+        problems = parse_tasks(text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return [Item(key=str(i), prompt=p.question, document={"gold": p.gold}) for i, p in enumerate(problems)]

@@ -23,7 +23,8 @@ class Sample:
     index: its place among the task's items, from 0. key: its name. text: the response. tokens: generated ones, up to
     and including the first EOS, after the cut at a stop string. steps, forwards: as in the engine's results. seconds:
     what went by since the sample before it was finished, compilation not included; they add up to the run's time.
-    stop_reason: "eos", "length", "stop", or "refused" for a prompt that does not fit. scores: by metric.
+    slots: how many sequences were decoded side by side. stop_reason: "eos", "length", "stop", or "refused" for a prompt
+    that does not fit. scores: by metric, in [0, 1].
     """
 
     index: int
@@ -34,6 +35,7 @@ class Sample:
     steps: int
     forwards: int
     seconds: float
+    slots: int
     stop_reason: str
     scores: Mapping[str, float]
 
@@ -123,12 +125,24 @@ def _parsed(path: Path, content: bytes) -> Iterator[tuple[int, Sample]]:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{path}: line {number} is not JSON ({error}): the file was changed") from error
-        if not isinstance(row, dict) or row.keys() != names or type(row["index"]) is not int:
+        if not isinstance(row, dict) or row.keys() != names or not _is_sound(row):
             raise ValueError(f"{path}: line {number} is no sample: expected an object of {', '.join(sorted(names))}")
         if row["index"] in seen:
             raise ValueError(f"{path}: line {number} repeats item {row['index']}: the file was changed")
         seen.add(row["index"])
         yield row["index"], Sample(**row)
+
+
+def _is_sound(row: Mapping[str, Any]) -> bool:
+    counts, texts, scores = ("index", "tokens", "steps", "forwards", "slots"), ("key", "prompt", "text"), row["scores"]
+    return (
+        all(type(row[name]) is int and row[name] >= 0 for name in counts)
+        and all(isinstance(row[name], str) for name in (*texts, "stop_reason"))
+        and isinstance(row["seconds"], int | float)
+        and isinstance(scores, dict)
+        and bool(scores)
+        and all(isinstance(score, int | float) and 0 <= score <= 1 for score in scores.values())
+    )
 
 
 def _check_settings(folder: Path, asked: Any, *, begun: bool) -> None:

@@ -10,11 +10,11 @@ from fdllm_jax.evaluation.samples import Sample
 SUMMARY = "summary.json"
 
 
-def rows(case: Mapping[str, Any], samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def rows(case: Mapping[str, Any], samples: Sequence[Sample], *, complete: bool) -> list[dict[str, Any]]:
     """Rows of a results file: the accuracy by each metric with its 95 % interval, and what the decoding took.
 
-    Tokens count as in `Sample`; tokens_per_second includes prefill, and no compilation. Raises ValueError without
-    samples.
+    Tokens count as in `Sample`; tokens_per_second includes prefill, and no compilation. complete: whether these are all
+    samples of their runs: the time of a part of them is not known. Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("there are no samples to sum up")
@@ -31,17 +31,20 @@ def rows(case: Mapping[str, Any], samples: Sequence[Sample]) -> list[dict[str, A
         ("forwards", "passes", forwards),
         ("tokens_per_step", "tokens", tokens / max(steps, 1)),
         ("tokens_per_forward", "tokens", tokens / max(forwards, 1)),
-        ("tokens_per_second", "tokens/s", tokens / seconds),
+        *([("tokens_per_second", "tokens/s", tokens / seconds)] if complete else []),
     ):
         figures.append(report.row(case, metric, unit, value))
     ended = sum(sample.stop_reason in ("eos", "stop") for sample in samples)
-    return [*figures, report.proportion(case, "ended", ended, count)]
+    refused = sum(sample.stop_reason == "refused" for sample in samples)
+    figures += [report.proportion(case, "ended", ended, count), report.proportion(case, "refused", refused, count)]
+    return figures
 
 
 def write(
-    folder: Path, settings: Mapping[str, Any], case: Mapping[str, Any], samples: Sequence[Sample]
+    folder: Path, settings: Mapping[str, Any], case: Mapping[str, Any], samples: Sequence[Sample], *, complete: bool
 ) -> list[dict[str, Any]]:
     """Write `summary.json` whole or not at all, with the command, the date, hardware and versions; returns its rows."""
-    figures = rows(case, samples)
-    report.write(folder / SUMMARY, settings=settings, rows=figures)
+    figures = rows(case, samples, complete=complete)
+    slots = sorted({sample.slots for sample in samples})
+    report.write(folder / SUMMARY, settings={**settings, "slots": slots}, rows=figures)
     return figures

@@ -1,5 +1,6 @@
 """Continuous batching: slots that are refilled, looks of the host, and what is counted of both."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -48,6 +49,12 @@ def test_steps_behind_a_stop_string_count_as_empty(llm: LLM, monkeypatch: pytest
     behind = [result.steps - 1 - max(result.step_of) for result in results]
     assert 0 < max(behind) <= 8
     assert llm.load.occupancy is not None and 0.5 < llm.load.occupancy < 1
+
+
+def test_a_slow_consumer_s_time_is_not_the_device_s(llm: LLM) -> None:
+    for _ in llm.stream([[5, 6]] * 9, SHORT):
+        time.sleep(0.3)
+    assert llm.load.host_seconds > 0.3
 
 
 def test_looks_come_at_steps_or_seconds() -> None:

@@ -222,6 +222,8 @@ def test_bad_requests_are_refused(llm: LLM) -> None:
         llm.generate("a", Settings(gen_length=8, track_layers=(1, 8)))
     with pytest.raises(ValueError, match="track_budget=129 is more than a slot holds: use at most 128"):
         llm.generate("a", Settings(gen_length=8, track_budget=129))
+    with pytest.raises(ValueError, match="verify_rows=1000000000 are more than can be filled: use at most 160"):
+        llm.generate("a", Settings(gen_length=8, verify_rows=10**9))
     if jax.default_backend() == "cpu":
         with pytest.raises(ValueError, match="kernels='pallas' needs an NVIDIA GPU, and JAX runs on cpu"):
             LLM(kernels="pallas")
@@ -233,13 +235,20 @@ def test_bad_requests_are_refused(llm: LLM) -> None:
 WRONG_TYPES = """
 import numpy as np
 from fdllm_jax import LLM, Settings
+from fdllm_jax.likelihood import likelihoods
 llm, few = LLM(), Settings(gen_length=2)
 assert llm.generate([np.array([5, 6])], few)[0].prompt_ids == llm.generate(((5, 6),), few)[0].prompt_ids == [5, 6]
-prompts = [None, 123, {"a": 1}, {"a"}, b"hi", [5, 6, 7], np.array([5, 6, 7]), [b"hi"], ["a", 5], [[5.0, 6.5]],
-           [[True]], [[[5]]], [{"role": "user", "content": "hi"}]]
+prompts = [None, 123, {"a": 1}, {"a"}, b"hi", [5, 6, 7], np.array([5, 6, 7]), np.array(3), [b"hi"], ["a", 5],
+           [[5.0, 6.5]], [[True]], [[[5]]], [{"role": "user", "content": "hi"}]]
 calls = [lambda p=p: llm.generate(p, few) for p in prompts]
 calls += [lambda s=s: llm.generate("a", s) for s in ({"gen_length": 5}, 5, [None], "llada")]
-calls += [lambda k=k: LLM(**k) for k in ({"slots": "2"}, {"slots": 2.0}, {"slots": True}, {"capacity": "x"})]
+calls += [lambda k=k: LLM(**k) for k in ({"slots": "2"}, {"slots": 2.0}, {"slots": True}, {"capacity": "x"},
+                                             {"slots": np.array([1, 2])})]
+calls += [lambda: Settings(method=["llada"]), lambda: Settings.preset(["fast"])]
+calls += [lambda p=p: likelihoods(llm, [p]) for p in (("a", "b"), ([1], [2], [3]), ([1.0], [2]), 5)]
+calls += [lambda s=s: likelihoods(llm, [([1], [2])], seed=s) for s in ("a", None, 0.5)]
+assert len(list(likelihoods(llm, (([5], [i]) for i in (6, 7)), samples=1))) == 2
+assert LLM(slots=np.int64(2)).slots == 2
 for call in calls:
     try:
         call()

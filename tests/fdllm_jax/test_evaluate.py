@@ -109,9 +109,27 @@ def test_a_prompt_that_does_not_fit_counts_as_wrong(tmp_path: Path) -> None:
     questions = [(EXAMPLES[0].question, EXAMPLES[0].gold), ("How many? " * 1500, "3"), ("Two and two?", "4")]
     done = run(tmp_path / "out", write(tmp_path / "problems.jsonl", questions))
     assert done.code == 0
-    assert "1 prompts do not fit and count as wrong: item 1: " in done.err
+    assert "item 1: " in done.err and "1 prompts do not fit and count as wrong: 1\n" in done.err
+    again = run(done.folder, tmp_path / "problems.jsonl")
+    assert "1 prompts do not fit and count as wrong: 1\n" in again.err
+    assert again.figures["refused"]["median"] == pytest.approx(1 / 3)
     assert [sample["stop_reason"] == "refused" for sample in done.samples] == [False, True, False]
     assert done.samples[1]["scores"] == {"exact_match": 0.0} and done.figures["accuracy"]["repeats"] == 3
+
+
+def test_other_data_is_refused(tmp_path: Path, whole: Done) -> None:
+    """Also beyond a limit: the samples that are there are of other items."""
+    other = write(tmp_path / "problems.jsonl", [(t.question, t.gold) for t in EXAMPLES[1:6]])
+    done = run(whole.folder, other, "--temperature", "0.5", "--seed", "7")
+    assert done.code == 2 and "data_sha256" in done.err and done.err.count("\n") == 1
+
+
+def test_the_speed_of_a_part_of_a_run_is_not_told(whole: Done, tmp_path: Path, data: Path) -> None:
+    sampled = ("--temperature", "0.5", "--seed", "7")
+    first = run(tmp_path, data, *sampled, "--slots", "3")
+    settings = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["settings"]
+    assert settings["slots"] == [3] and "tokens_per_second" in first.figures
+    assert "tokens_per_second" not in run(tmp_path, data, *sampled, "--limit", "2").figures
 
 
 BAD = {
@@ -120,6 +138,7 @@ BAD = {
     "limit": (["--limit", "0"], "expected an integer of at least 1"),
     "slots": (["--slots", "x"], "expected an integer of at least 1"),
     "settings": (["--gamma", "2"], "gamma=2.0"),
+    "output": (["--output", ""], "expected the name of a folder"),
     "other settings": (["--temperature", "0.9"], "its samples are of other settings (seed: 7 there, 0 asked for; temp"),
 }
 

@@ -144,5 +144,7 @@ def test_pairs_that_cannot_be_served_are_refused_together(llm) -> None:
     message = str(raised.value)
     assert "pair 0: empty target" in message and "pair 1" not in message and "pair 2: these ids" in message
     assert "pair 3: 4000 tokens of prompt and 97 of target: more than the model's context, 4096" in message
+    with pytest.raises(ValueError, match="seed=-1: expected an integer of at least 0"):
+        likelihoods(llm, [([1], [2])], seed=-1)
     with pytest.raises(ValueError, match="samples=0: expected an integer of at least 1"):
         likelihoods(llm, [], samples=0)

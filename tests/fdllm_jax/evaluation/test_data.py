@@ -59,6 +59,14 @@ def test_lines_at_fault_are_named_together(tmp_path: Path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"{}" * 100)[:-9])
     with pytest.raises(ValueError, match="neither UTF-8 text nor"):
         read(tmp_path / "a.jsonl.gz", {})
+    whole = gzip.compress(b'{"q": "a"}' * 99)
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[:20] + b"\xff" * 9 + whole[29:])
+    with pytest.raises(ValueError, match="neither UTF-8 text nor"):
+        read(tmp_path / "a.jsonl.gz", {})
+    for line in ("[" * 100_000, "9" * 5_000):
+        path.write_text(f"{line}\n")
+        with pytest.raises(ValueError, match=r"line 1: not JSON that can be read"):
+            read(path, {})
     path.write_text("\n")
     with pytest.raises(ValueError, match="no item in it: expected JSON lines with q"):
         read(path, {"q": str})
@@ -83,6 +91,7 @@ def test_every_task_names_the_fields_that_are_missing(tmp_path: Path, name: str)
         ("humaneval", "HumanEval.jsonl.gz"),
         ("mbpp", "mbpp.jsonl"),
         ("word_problems", "word_problems.jsonl"),
+        ("word_problems", "word_problems.jsonl.gz"),
         ("functions", "functions.jsonl"),
     ],
 )

@@ -106,6 +106,11 @@ def test_stop_strings_and_seed_of_a_request():
     [
         ({"num_beams": 10}, "does not follow the generation arguments num_beams=10: expected until"),
         ({"do_sample": True, "temperature": 1, "top_p": 0.9}, "top_p=0.9"),
+        (
+            {"until": 5, "max_gen_toks": "abc"},
+            "max_gen_toks='abc': expected a whole number of at least 1; until=5: expected a text",
+        ),
+        ({"do_sample": False, "temperature": "abc"}, "temperature='abc': expected a number of at least 0"),
         ({"threshold": 0.5, "top_n": 1}, "threshold=0.5, top_n=1: .* its own settings are given in --model_args"),
     ],
 )

@@ -19,7 +19,15 @@ SETTINGS = {"task": "gsm8k", "model": "m", "method": {"gamma": 0.8, "stop": ("a"
 
 
 def sample(index: int, text: str = "four", **more: object) -> Sample:
-    given = {"key": str(index), "prompt": "2 + 2?\n", "tokens": 3, "steps": 2, "forwards": 4, "seconds": 0.5}
+    given = {
+        "key": str(index),
+        "prompt": "2 + 2?\n",
+        "tokens": 3,
+        "steps": 2,
+        "forwards": 4,
+        "seconds": 0.5,
+        "slots": 2,
+    }
     return Sample(**given | {"index": index, "text": text, "stop_reason": "eos", "scores": {"pass@1": 1.0}} | more)
 
 
@@ -71,7 +79,7 @@ from fdllm_jax.evaluation import samples as module
 from fdllm_jax.evaluation.samples import Sample, Samples
 
 def sample(index):
-    return Sample(index=index, key="k", prompt="p", text="t\\n", tokens=1, steps=1, forwards=1, seconds=1.0,
+    return Sample(index=index, key="k", prompt="p", text="t\\n", tokens=1, steps=1, forwards=1, seconds=1.0, slots=1,
                   stop_reason="eos", scores={"m": 1.0})
 
 def die(): os.kill(os.getpid(), signal.SIGKILL)
@@ -133,8 +141,8 @@ from fdllm_jax.evaluation.samples import Sample, Samples
 with Samples(Path(sys.argv[1]), {"a": 1}) as samples:
     index = len(samples.done)
     while True:
-        samples.append(Sample(index=index, key="k", prompt="p" * 9000, text="t", tokens=1, steps=1, forwards=1,
-                              seconds=1.0, stop_reason="eos", scores={}))
+        samples.append(Sample(index=index, key="k", prompt="p" * 9000, text="t", tokens=1, steps=1, forwards=1, slots=1,
+                              seconds=1.0, stop_reason="eos", scores={"a": 1.0}))
         print(index, flush=True)
         index += 1
 """
@@ -191,6 +199,7 @@ def test_one_process_at_a_time_holds_a_folder(tmp_path: Path):
         ("\x00\x00\n", "line 1 is not JSON"),
         ("{line}{line}", "line 2 repeats item 0"),
         ("{line}torn\n{line}", "line 2 is not JSON"),
+        ('{line}{"index": -1}\n', "line 2 is no sample"),
     ],
 )
 def test_a_changed_file_is_refused(tmp_path: Path, lines: str, message: str):
@@ -199,6 +208,37 @@ def test_a_changed_file_is_refused(tmp_path: Path, lines: str, message: str):
     path = tmp_path / "samples.jsonl"
     path.write_text(lines.replace("{line}", path.read_text()))
     with pytest.raises(ValueError, match=message):
+        Samples(tmp_path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scores": {}},
+        {"scores": None},
+        {"scores": {"a": 7}},
+        {"tokens": "x"},
+        {"index": -1},
+        {"seconds": None},
+        {"text": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_changed_sample_is_refused(tmp_path: Path, wrong: dict[str, object]):
+    with Samples(tmp_path, SETTINGS) as samples:
+        samples.append(sample(0))
+    path = tmp_path / "samples.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong) + "\n")
+    with pytest.raises(ValueError, match="line 1 is no sample"):
+        Samples(tmp_path, SETTINGS)
+
+
+def test_a_folder_without_samples_is_free(tmp_path: Path):
+    with Samples(tmp_path, SETTINGS):
+        pass
+    with Samples(tmp_path, SETTINGS | {"model": "other"}) as samples:
+        samples.append(sample(0))
+    with pytest.raises(ValueError, match='model: "other" there, "m" asked for'):
         Samples(tmp_path, SETTINGS)
 
 
