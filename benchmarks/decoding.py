@@ -12,16 +12,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from benchmarks import decoding_plot, forward, report, roofline
+from benchmarks.decoding_batch import timed
 from benchmarks.forward_parts import Lengths, Part, parts
 from benchmarks.paper.suites import SUITES, Suite
 from fdllm_jax import LLM, Settings, command_line
@@ -29,10 +26,7 @@ from fdllm_jax.batching import Program
 from fdllm_jax.cache import allocate
 from fdllm_jax.compare import batch_size
 from fdllm_jax.comparison import Variant, variants
-from fdllm_jax.decoding.state import MOST_STEPS
 from fdllm_jax.evaluation.task import Item
-from fdllm_jax.exchange import Orders, Report
-from fdllm_jax.job import Job, Result, harvest
 from fdllm_jax.memory import ran_out
 from fdllm_jax.settings import PRESETS
 
@@ -48,45 +42,6 @@ FORWARDS = {
     "flash-dllm-onepass": ("one-pass",),
     "fast-dllm-dual": ("block",),
 }  # of an iteration, by method
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """A batch begun together. Seconds of its first step; and of the steps in which all slots were live, with the
-    tokens that these committed.
-    """
-
-    first: float
-    live: float
-    steps: int
-    tokens: int
-    results: Sequence[Result]
-
-
-def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings) -> Timed:
-    """Decode a prompt in every slot."""
-    jobs = [Job(i, prompt, replace(settings, seed=settings.seed + i)) for i, prompt in enumerate(prompts)]
-    orders, none = (Orders(program.slots, program.capacity) for _ in range(2))
-    for slot, job in enumerate(jobs):
-        orders.admit(slot, job.prompt, job.settings)
-    state = jax.block_until_ready(program.start())
-    moments = [time.perf_counter()]
-    seen: list[Report] = []
-    while not seen or seen[-1].live.any():
-        given, most = (none, MOST_STEPS) if seen else (orders, 1)
-        state, packed = program.advance(state, given.array, np.int32(most))
-        seen.append(Report.of(packed))
-        moments.append(time.perf_counter())
-    results = [harvest(llm.tokenizer, seen[-1], slot, job, moments[-1] - moments[0]) for slot, job in enumerate(jobs)]
-    all_live = len(seen) > 1 and bool(seen[0].live.all())
-    steps = int((seen[1].step - seen[0].step).max()) if all_live else 0
-    return Timed(
-        first=moments[1] - moments[0],
-        live=moments[2] - moments[1] if all_live else 0.0,
-        steps=steps,
-        tokens=sum(1 <= step <= steps for result in results for step in result.step_of),
-        results=results,
-    )
 
 
 def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings, repeats: int) -> Values:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import decoding
+from benchmarks.decoding_batch import timed
 from fdllm_jax import LLM, Settings
 
 
@@ -27,7 +28,7 @@ def test_a_small_run_writes_whole_results(tmp_path: Path, capsys: pytest.Capture
 def test_a_batch_begun_together_is_what_the_engine_decodes() -> None:
     llm, settings = LLM(slots=2, dtype="float32"), Settings(gen_length=32)
     prompts = [llm.tokenizer.encode_chat("What is 3 + 4?"), llm.tokenizer.encode_chat("Two times 6?")]
-    found = decoding.timed(llm.compile(prompts, settings), llm, prompts, settings)
+    found = timed(llm.compile(prompts, settings), llm, prompts, settings)
     expected = llm.generate(prompts, settings)
     assert [r.token_ids for r in found.results] == [r.token_ids for r in expected]
     assert found.steps == min(r.steps for r in expected) - 1  # all are live until the first ends
