@@ -1,11 +1,11 @@
 """The rows of `benchmarks.decoding` as a line of text and as a picture."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-MARKERS = "osD^vP*X<>"
+from fdllm_jax.comparison_plot import MARKERS, save
+
 PARTS = ("draft", "verify", "one-pass", "block", "rest")  # of an iteration, from the bottom of a bar to its top
 
 Rows = Sequence[dict[str, Any]]
@@ -80,9 +80,7 @@ def write(file: Path, rows: Rows, title: str) -> None:
     shown = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
     figure.legend(shown.values(), shown, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=10)
-    partial = file.with_suffix(".partial")
-    figure.savefig(partial, format="png")
-    os.replace(partial, file)
+    save(figure, file)
 
 
 def _bars(axis: Any, names: Sequence[str], batches: Sequence[int], found: Any) -> None:

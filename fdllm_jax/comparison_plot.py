@@ -3,11 +3,12 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fdllm_jax.comparison import Measurement
 
 LABELS = {"accuracy": "accuracy (%)", "agreement": "tokens equal to the uncached decoding (%)"}
-MARKERS = "osD^vP*X"
+MARKERS = "osD^vP*X<>"
 
 
 def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -> bool:
@@ -85,7 +86,12 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
     swept = next((f"\nnumbers at points: {m.variant.swept[0]}" for m in shown if m.variant.swept is not None), "")
     figure.suptitle(title + swept, fontsize=10)
 
+    save(figure, file)
+    return True
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write a Matplotlib figure as a PNG, whole or not at all."""
     partial = file.with_suffix(".partial")
     figure.savefig(partial, format="png")
     os.replace(partial, file)
-    return True

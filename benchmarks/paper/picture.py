@@ -2,12 +2,12 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.paper.grid import Panel, Rows, Table
+from fdllm_jax.comparison_plot import MARKERS, save
 
 LABELS = {
     "accuracy": "accuracy (%)",
@@ -21,7 +21,6 @@ LABELS = {
     "gen_length": "response positions",
 }
 SCALES = {"accuracy": 100, "share_of_steps": 100, "planned_memory": 1e-9}
-MARKERS = "osD^vP*X<>"
 
 Point = tuple[Mapping[str, float], Mapping[str, float], str]  # x and y, each with low and high; a note
 
@@ -55,9 +54,7 @@ def write(file: Path, table: Table, rows: Rows, title: str) -> None:
         handles.values(), handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, fontsize=9
     )
     figure.suptitle(title, fontsize=10)
-    partial = file.with_suffix(".partial")
-    figure.savefig(partial, format="png")
-    os.replace(partial, file)
+    save(figure, file)
 
 
 def points(table: Table, panel: Panel, rows: Rows) -> dict[Any, list[Point]]:
