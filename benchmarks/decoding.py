@@ -100,9 +100,8 @@ def measure(
     llm: LLM, suite: Suite, variant: Variant, batch: int, items: Sequence[Item], ids: Sequence[list[int]],
     case: dict[str, Any], repeats: int,
 ) -> Rows:  # fmt: skip
-    """The rows of one method at one batch."""
+    """The rows of one method at one batch, which is the engine's number of slots."""
     settings, device = variant.settings, roofline.DEVICES.get(report.hardware())
-    llm.slots = batch
     program = llm.compile(ids, settings)
     case = case | {"name": variant.label, **settings.used(), "batch": batch}
 
@@ -160,7 +159,7 @@ def _run(options: argparse.Namespace) -> None:
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
     about = {"model": llm.name, "dtype": str(llm.dtype), "kernels": options.kernels, "problems": len(items)}
     rows: Rows = []
-    file = None if options.output is None else options.output / "decoding.json"
+    file = None if options.output is None else command_line.made(options.output) / "decoding.json"
     for found in measured(llm, suite, items, options):
         rows += found
         print(decoding_plot.line(found), flush=True)

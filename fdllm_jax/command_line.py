@@ -44,6 +44,14 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def made(output: Path) -> Path:
+    """The folder of --output, made where it is not there. Raises ValueError and OSError where it cannot be written."""
+    output.mkdir(parents=True, exist_ok=True)
+    if not os.access(output, os.W_OK):
+        raise ValueError(f"--output {output}: the folder is not writable")
+    return output
+
+
 def count(text: str) -> int:
     """The type of an option that is a number of things."""
     try:

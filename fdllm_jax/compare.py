@@ -1,7 +1,6 @@
 """Command line: `python -m fdllm_jax.compare --output DIR`: several methods on the same prompts, with one engine."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -99,10 +98,7 @@ def _compare(options: argparse.Namespace) -> None:
     chosen, notes = variants(methods, options.presets, options, sweep_of(options.sweep))
     prompts, golds = _prompts(options)
     batches = sorted(set(options.batch))
-    options.output.mkdir(parents=True, exist_ok=True)
-    if not os.access(options.output, os.W_OK):
-        raise ValueError(f"--output {options.output}: the folder is not writable")
-    if (options.output / FILE).is_dir():
+    if (command_line.made(options.output) / FILE).is_dir():
         raise ValueError(f"--output {options.output}: {FILE} in it is a directory")
     if len(prompts) < batches[-1]:
         notes.append(f"fewer prompts ({len(prompts)}) than a batch of {batches[-1]}: repeated to fill it, scored once")

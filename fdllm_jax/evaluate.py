@@ -144,18 +144,20 @@ def evaluate(llm: "LLM", plan: Plan, samples: Samples) -> None:
     prompts, settings = [plan.items[i].prompt for i in todo], [plan.of_item(i) for i in todo]
     told = False
     pending: dict[Future[dict[str, float]], Sample] = {}
+    stream = llm.stream(prompts, settings, raw=not plan.chat_template, longest_first=True)
+    slots = 0 if llm.plan is None else llm.plan.slots  # no plan: no prompt fits
     with _progress(len(plan.items), len(plan.items) - len(todo)) as advance, sandbox.pool() as pool:
-        for seconds, one in _timed(llm, llm.stream(prompts, settings, raw=not plan.chat_template, longest_first=True)):
+        for seconds, one in _timed(llm, stream):
             index = todo[one.index]
             item = plan.items[index]
             if isinstance(one, Refusal):
                 if not told:
                     print(f"{PROGRAM}: item {item.key}: {one.reason}", file=sys.stderr)
                     told = True
-                samples.append(_refused(index, item, plan.task, seconds, llm))
+                samples.append(_refused(index, item, plan.task, seconds, slots))
                 advance(0)
                 continue
-            pending[pool.submit(plan.task.score, item, one.text)] = _sample(index, item, one, seconds, llm)
+            pending[pool.submit(plan.task.score, item, one.text)] = _sample(index, item, one, seconds, slots)
             for future in [future for future in pending if future.done()]:
                 advance(_append(samples, pending.pop(future), future))
         for future, sample in pending.items():
@@ -176,22 +178,18 @@ def _timed(llm: "LLM", stream: "Iterator[Result | Refusal]") -> "Iterator[tuple[
         last, compiled = now, llm.compile_seconds
 
 
-def _slots_of(llm: "LLM") -> int:
-    return 0 if llm.plan is None else llm.plan.slots
-
-
-def _sample(index: int, item: Item, result: "Result", seconds: float, llm: "LLM") -> Sample:
+def _sample(index: int, item: Item, result: "Result", seconds: float, slots: int) -> Sample:
     return Sample(
         index=index, key=item.key, prompt=item.prompt, text=result.text, tokens=len(result.token_ids),
-        steps=result.steps, forwards=result.forwards, seconds=seconds, slots=_slots_of(llm),
+        steps=result.steps, forwards=result.forwards, seconds=seconds, slots=slots,
         stop_reason=result.stop_reason, scores={},
     )  # fmt: skip
 
 
-def _refused(index: int, item: Item, task: Task, seconds: float, llm: "LLM") -> Sample:
+def _refused(index: int, item: Item, task: Task, seconds: float, slots: int) -> Sample:
     return Sample(
         index=index, key=item.key, prompt=item.prompt, text="", tokens=0, steps=0, forwards=0, seconds=seconds,
-        slots=_slots_of(llm), stop_reason="refused", scores=dict.fromkeys(task.metrics, 0.0),
+        slots=slots, stop_reason="refused", scores=dict.fromkeys(task.metrics, 0.0),
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def parse_tasks(lines: str) -> list[Task]:
     return tasks
 
 
-def parse_line(line: str) -> Any:
+def parse_line(line: str | bytes) -> Any:
     """What a line of JSON says. Raises ValueError that says what is wrong with it."""
     try:
         return json.loads(line)

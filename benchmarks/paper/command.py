@@ -1,7 +1,6 @@
 """The command line of a table: its cells decoded one after the other with one model, printed, written and drawn."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -132,10 +131,7 @@ def _file(table: Table, p: argparse.ArgumentParser, options: argparse.Namespace)
         if file is None:
             _say(table, "not all is as by default, so nothing is written: --output DIR says where to")
         return file
-    options.output.mkdir(parents=True, exist_ok=True)
-    if not os.access(options.output, os.W_OK):
-        raise ValueError(f"--output {options.output}: the folder is not writable")
-    return options.output / f"{name}.json"
+    return command_line.made(options.output) / f"{name}.json"
 
 
 def _record(task: Task) -> dict[str, Any]:

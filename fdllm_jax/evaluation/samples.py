@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fdllm_jax.tasks import parse_line
+
 SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
 
 
@@ -122,9 +124,9 @@ def _parsed(path: Path, content: bytes) -> Iterator[tuple[int, Sample]]:
     names = {field.name for field in fields(Sample)}
     for number, line in enumerate(content.splitlines(), 1):
         try:
-            row = json.loads(line)
+            row = parse_line(line)
         except ValueError as error:
-            raise ValueError(f"{path}: line {number} is not JSON ({error}): the file was changed") from error
+            raise ValueError(f"{path}: line {number} is {error}: the file was changed") from error
         if not isinstance(row, dict) or row.keys() != names or not _is_sound(row):
             raise ValueError(f"{path}: line {number} is no sample: expected an object of {', '.join(sorted(names))}")
         if row["index"] in seen:
