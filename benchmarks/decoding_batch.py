@@ -10,7 +10,7 @@ import numpy as np
 from fdllm_jax import LLM, Result, Settings
 from fdllm_jax.batching import Program
 from fdllm_jax.decoding.state import MOST_STEPS
-from fdllm_jax.exchange import Orders, Report
+from fdllm_jax.exchange import Orders, Report, admission
 from fdllm_jax.job import Job, harvest
 
 
@@ -32,7 +32,7 @@ def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Se
     jobs = [Job(i, prompt, replace(settings, seed=settings.seed + i)) for i, prompt in enumerate(prompts)]
     orders, none = (Orders(program.slots, program.capacity) for _ in range(2))
     for slot, job in enumerate(jobs):
-        orders.admit(slot, job.prompt, job.settings)
+        orders.admit(slot, admission(job.prompt, job.settings))
     state = jax.block_until_ready(program.start())
     moments = [time.perf_counter()]
     seen: list[Report] = []

@@ -2,16 +2,19 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
+from threading import Event
 
 import jax
 import numpy as np
 
 from fdllm_jax import exchange, memory
 from fdllm_jax.decoding.state import MOST_STEPS, DecodeState
-from fdllm_jax.job import Job, Result, Snapshot, Watcher, harvest, has_stop, response, steps_behind_stop
+from fdllm_jax.job import Job, Result, Snapshot, Stops, Watcher, harvest, response, steps_behind_stop
 from fdllm_jax.tokenizer import Tokenizer
 
 STEPS_AT_FIRST, SECONDS_BETWEEN_LOOKS = 8, 0.05
@@ -35,8 +38,8 @@ class Load:
 
     offered, busy: slots times denoising steps while prompts waited, and those of them that a sequence needed: not the
         ones behind a stop string.
-    seconds, host_seconds: of the run, and those of them in which no call was under way; the time in which a stream's
-        consumer was at work counts to these where a call was over before it asked for more.
+    seconds, host_seconds: of the run, and those of them in which no call was under way, be it for the host or for a
+        stream's consumer.
     """
 
     offered: int = 0
@@ -90,55 +93,77 @@ def decode(
 ) -> Iterator[Result]:
     """Results as their sequences end; slots are refilled in the jobs' order.
 
-    While the device works on a call, the host makes results of what the one before it has ended. load: is kept up to
-    date. Raises OutOfMemory, with the program's plan.
+    While the device works on a call, which a thread waits for, the host makes results of what the one before it has
+    ended. load: is kept up to date. Raises OutOfMemory, with the program's plan.
     """
     with memory.told(program.plan):
         state = program.start()
-    waiting, running = deque(jobs), dict[int, Job]()
-    admitted, steps = [0.0] * program.slots, np.zeros(program.slots, np.int32)
+    waiting, running = iter(jobs), dict[int, Job]()
+    ready: deque[tuple[Job, np.ndarray]] = deque()  # those that come next, with the orders that admit them
+    admitted, steps, known = [0.0] * program.slots, *np.zeros((2, program.slots), np.int32)
     orders = exchange.Orders(program.slots, program.capacity)
-    looks = Looks.of(watched=watch is not None, stops=any(job.settings.stop for job in jobs))
+    stops = Stops.of(tokenizer, jobs)
+    looks = Looks.of(watched=watch is not None, stops=stops is not None)
     ended: list[Callable[[], Result]] = []
     crowded = False
-    looked = time.perf_counter()
-    while waiting or running:
-        for slot in range(program.slots):
-            if slot not in running and waiting:
-                running[slot] = job = waiting.popleft()
-                admitted[slot], steps[slot] = looked, 0
-                orders.admit(slot, job.prompt, job.settings)
-        with memory.told(program.plan):
-            state, packed = program.advance(state, orders.array, np.int32(looks.steps))
-        called = time.perf_counter()
-        for result in (make() for make in ended):
-            load.busy -= steps_behind_stop(result) if crowded else 0
-            yield result
-        # Since when is not known: all of what the results' consumer took may have been time for nothing.
-        if packed.is_ready():  # pyright: ignore[reportAttributeAccessIssue]
-            called = time.perf_counter()
-        with memory.told(program.plan):
-            seen = exchange.Report.of(packed)
-        load.host_seconds += called - looked
-        load.seconds += time.perf_counter() - looked
-        looked = time.perf_counter()
+    over = time.perf_counter()
+    with ThreadPoolExecutor(1) as device:
+        while True:
+            if not ready:
+                ready.extend(_with_orders(islice(waiting, program.slots)))
+            for slot in range(program.slots):
+                if slot not in running and ready:
+                    running[slot], order = ready.popleft()
+                    admitted[slot], steps[slot], known[slot] = over, 0, len(running[slot].prompt)
+                    orders.admit(slot, order)
+            if not running:
+                break
+            began = time.perf_counter()
+            call = device.submit(_called, program, state, orders, looks.steps, started := Event())
+            started.wait()
+            for result in (make() for make in ended):
+                load.busy -= steps_behind_stop(result) if crowded else 0
+                yield result
+            ready.extend(_with_orders(islice(waiting, program.slots - len(ready))))
+            orders, crowded = exchange.Orders(program.slots, program.capacity), bool(ready)
+            with memory.told(program.plan):
+                state, seen, end = call.result()
+            load.host_seconds += began - over
+            load.seconds += end - over
+            over = end
 
-        crowded = bool(waiting)
-        taken = (seen.step - steps)[list(running)]
-        if crowded:
-            load.offered += program.slots * int(taken.max())
-            load.busy += int(taken.sum())
-        steps = seen.step.copy()
-        if watch is not None:
-            watch([Snapshot(job.index, *response(seen, slot, job)) for slot, job in running.items()])
-        orders, ended = exchange.Orders(program.slots, program.capacity), []
-        for slot, job in list(running.items()):
-            if not seen.live[slot] or has_stop(tokenizer, seen, slot, job):
-                ended.append(partial(harvest, tokenizer, seen, slot, job, looked - admitted[slot]))
-                del running[slot]
-                if seen.live[slot]:
-                    orders.end(slot)
-        if not ended:
-            looks = looks.after(looked - called)
+            taken = (seen.step - steps)[list(running)]
+            if crowded:
+                load.offered += program.slots * int(taken.max())
+                load.busy += int(taken.sum())
+            if watch is not None:
+                watch([Snapshot(job.index, *response(seen, slot, job)) for slot, job in running.items()])
+            before, known = known, seen.known
+            done = [slot for slot in running if not seen.live[slot]]
+            if stops:
+                stopped = stops.found(seen, running, before, known)
+                orders.end(stopped)
+                done += stopped
+            ended = [partial(harvest, tokenizer, seen, i, running.pop(i), over - admitted[i]) for i in done]
+            steps = seen.step.copy()
+            if not ended:
+                looks = looks.after(over - began)
     for make in ended:
         yield make()
+
+
+def _with_orders(jobs: Iterable[Job]) -> list[tuple[Job, np.ndarray]]:
+    """Jobs, each with the order that admits it."""
+    return [(job, exchange.admission(job.prompt, job.settings)) for job in jobs]
+
+
+def _called(
+    program: Program, state: DecodeState, orders: exchange.Orders, steps: int, started: Event
+) -> tuple[DecodeState, exchange.Report, float]:
+    """A call, waited for: the new state, the report, and when it was over.
+
+    Python's lock is this thread's until the device is at work: who waits for `started` does not hold it up.
+    """
+    started.set()
+    state, packed = program.advance(state, orders.array, np.int32(steps))
+    return state, exchange.Report.of(packed), time.perf_counter()

@@ -1,14 +1,14 @@
 """The picture of a comparison: quality against speed, a line a method, a panel a batch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fdllm_jax.comparison import Measurement
 
 LABELS = {"accuracy": "accuracy (%)", "agreement": "tokens equal to the uncached decoding (%)"}
-MARKERS = "osD^vP*X<>"
+MARKERS = "osD^vP*X<>h"  # one more than there are colours: a pair repeats after 110
 
 
 def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -> bool:
@@ -20,7 +20,6 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patheffects import withStroke
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     shown = [m for m in measurements if m.quality is not None]
     if not shown:
@@ -31,8 +30,6 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
     figure = Figure(figsize=(max(6.5, 4.2 * len(batches)), 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
-    speeds = [speed for m in shown for speed in m.speeds]
-    logarithmic = max(speeds) > 4 * min(speeds)
     for panel, batch in zip(panels, batches, strict=True):
         for i, name in enumerate(names):
             points = [m for m in shown if (m.batch, m.variant.name) == (batch, name)]
@@ -68,11 +65,7 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
                     )
         panel.set_title(f"batch {batch}", fontsize=10)
         panel.set_xlabel("tokens per second, prefill included")
-        if logarithmic:
-            panel.set_xscale("log")
-            panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            panel.xaxis.set_minor_formatter(NullFormatter())
+        stretch(panel.set_xscale, panel.xaxis, [speed for m in shown if m.batch == batch for speed in m.speeds])
         panel.grid(True, color="0.9")
         panel.set_axisbelow(True)
     panels[0].set_ylabel(LABELS[quality])
@@ -88,6 +81,19 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
 
     save(figure, file)
     return True
+
+
+def stretch(set_scale: Callable[[str], None], axis: Any, values: Sequence[float]) -> None:
+    """Make a Matplotlib axis logarithmic where its values span more than a factor of ten."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+
+    if max(values) > 10 * min(values):  # of less, a logarithmic axis has no two of these ticks for certain
+        set_scale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def save(figure: Any, file: Path) -> None:

@@ -28,15 +28,19 @@ class Orders:
     def __init__(self, slots: int, capacity: int):
         self.array = np.zeros((slots, 1 + len(_REQUEST) + capacity), np.int32)
 
-    def admit(self, slot: int, prompt: Sequence[int], settings: Settings) -> None:
-        """Put a request into a slot."""
-        bits = [number.view(np.int32) for number in jax.tree.leaves(Request.of(len(prompt), settings))]
-        order = [ADMIT, *bits, *prompt]
+    def admit(self, slot: int, order: np.ndarray) -> None:
+        """Put a request into a slot: an `admission`."""
         self.array[slot, : len(order)] = order
 
-    def end(self, slot: int) -> None:
-        """Decode no further in a slot."""
-        self.array[slot, 0] = END
+    def end(self, slots: Sequence[int]) -> None:
+        """Decode no further in some slots."""
+        self.array[slots, 0] = END
+
+
+def admission(prompt: Sequence[int], settings: Settings) -> np.ndarray:
+    """The order that admits a request; it can be made before there is a slot for it."""
+    bits = [number.view(np.int32) for number in jax.tree.leaves(Request.of(len(prompt), settings))]
+    return np.array([ADMIT, *bits, *prompt], np.int32)
 
 
 class Report(NamedTuple):
@@ -50,6 +54,11 @@ class Report(NamedTuple):
     step_of: np.ndarray
     rule_of: np.ndarray
     confidence_of: np.ndarray
+
+    @property
+    def known(self) -> np.ndarray:
+        """Of each slot how many positions lie before the first masked one; all, if none is masked."""
+        return np.where(self.masked.any(axis=1), self.masked.argmax(axis=1), self.masked.shape[1])
 
     @classmethod
     def of(cls, packed: Array) -> Self:

@@ -1,10 +1,11 @@
 """Tokenizer: the checkpoint's own tokenizer and chat template, with reserved text typed by a user kept as text."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from fdllm_jax.config import ModelConfig
@@ -107,6 +108,17 @@ class Tokenizer:
         """The text of token ids; special tokens, and ids that the tokenizer does not know, have none."""
         kept = [i for i in map(int, ids) if i not in self._dropped]
         return self._backend.decode(kept, skip_special_tokens=False)
+
+    def holding(self, wanted: Collection[int]) -> np.ndarray:
+        """Of each token id, as booleans [vocab_size]: whether its text may hold one of some bytes."""
+        if not self._byte_level:
+            return np.ones(self._vocab_size, np.bool_)
+        characters = {character for character, byte in _BYTES.items() if byte in wanted}
+        names = self._backend.get_vocab(with_added_tokens=False)
+        ids = [i for name, i in names.items() if not characters.isdisjoint(name)]
+        holds = np.zeros(max(self._vocab_size, self.size), np.bool_)
+        holds[[*ids, *self._backend.get_added_tokens_decoder()]] = True
+        return holds
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         r"""One readable string for each token: special tokens by name, bytes that are no whole character as \xNN."""

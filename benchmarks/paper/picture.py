@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paper.grid import Panel, Rows, Table
-from fdllm_jax.comparison_plot import MARKERS, save
+from fdllm_jax.comparison_plot import MARKERS, save, stretch
 
 LABELS = {
     "accuracy": "accuracy (%)",
@@ -107,7 +107,7 @@ def _draw(axis: Any, points: Sequence[Point], number: int, label: str) -> None:
 
 
 def _dress(axis: Any, panel: Panel, points: Sequence[Point]) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+    from matplotlib.ticker import NullLocator
 
     for name, its, scale, along in (
         (panel.x, [p[0]["median"] for p in points], axis.set_xscale, axis.xaxis),
@@ -121,11 +121,8 @@ def _dress(axis: Any, panel: Panel, points: Sequence[Point]) -> None:
             scale("log")
             along.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
             along.set_minor_locator(NullLocator())
-        elif name in ("tokens_per_second", "planned_memory") and max(its) > 4 * min(its):
-            scale("log")
-            along.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-            along.set_major_formatter(StrMethodFormatter("{x:g}"))
-            along.set_minor_formatter(NullFormatter())
+        elif name in ("tokens_per_second", "planned_memory"):
+            stretch(scale, along, its)
     if panel.y in ("tokens_of_a_step", "share_of_steps"):
         axis.set_ylim(bottom=0)
     axis.tick_params(labelsize=8)

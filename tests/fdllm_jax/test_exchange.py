@@ -32,8 +32,8 @@ def test_the_slots_are_as_ordered_and_reported() -> None:
         from_parameters(config, convert.load(SHIPPED, dtype=jnp.dtype("float32"))[1], kernels=XLA)
     )
     orders = exchange.Orders(3, 16)
-    orders.admit(1, [5, 7, 9], SETTINGS)
-    orders.admit(2, [5], SETTINGS)
+    orders.admit(1, exchange.admission([5, 7, 9], SETTINGS))
+    orders.admit(2, exchange.admission([5], SETTINGS))
 
     def advance(state: DecodeState, orders: exchange.Orders, steps: int) -> tuple[DecodeState, exchange.Report]:
         model = {"graphdef": graphdef, "method": method, "mask_token_id": config.mask_token_id}
@@ -50,7 +50,7 @@ def test_the_slots_are_as_ordered_and_reported() -> None:
     assert np.flatnonzero(seen.masked[1]).tolist() == list(range(3, 12))
 
     orders = exchange.Orders(3, 16)
-    orders.end(2)
+    orders.end([2])
     state, seen = advance(state, orders, 1)
     assert seen.live.tolist() == [False, True, False] and seen.step.tolist() == [0, 1, 0]
     trace = state.trace

@@ -1,0 +1,74 @@
+"""What is made of a slot's report."""
+
+import numpy as np
+import pytest
+
+from fdllm_jax.engine import SHIPPED
+from fdllm_jax.exchange import Report
+from fdllm_jax.job import Job, Stops, text_of
+from fdllm_jax.settings import Settings
+from fdllm_jax.tokenizer import Tokenizer
+
+TEXT = "12 * 8 = 96 rolls, für 3 €.\n\nQuestion: Karl has 🙂 96 - 70 = 26 rolls left.\n#### 26"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(SHIPPED)
+
+
+@pytest.mark.parametrize(
+    "stop", [("Question:",), ("€.", "####"), ("🙂",), ("= 2", "left"), ("\n\n",), (" ",), ("no such",)]
+)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stop_string_is_found_at_the_look_at_which_it_is_whole(
+    tokenizer: Tokenizer, stop: tuple[str, ...], seed: int
+) -> None:
+    """In whatever order the tokens come and however many lie between two looks, as a search of the whole text does."""
+    prompt, ids = [5, 6, 7], tokenizer.encode_raw(TEXT)
+    rng = np.random.default_rng(seed)
+    order = np.argsort(np.arange(len(ids)) + rng.uniform(0, (0, 3, 12, 200)[seed % 4], len(ids)))
+    step_of = np.full((1, len(prompt) + len(ids)), -1, np.int32)
+    step_of[0, len(prompt) + order] = np.sort(rng.integers(0, 12, len(ids)))
+    job = Job(0, prompt, Settings(gen_length=len(ids), stop=stop))
+    looks = np.unique([0, *rng.integers(1, 12, 4), 12])
+    tokens = np.array([prompt + ids], np.int32)
+    search, known = Stops.of(tokenizer, [job]), np.array([len(prompt)])
+    assert search is not None
+    for now in looks:
+        masked = step_of >= now
+        by_slot = np.array([1], np.int32)
+        seen = Report(
+            by_slot > 0, by_slot * now, by_slot, tokens, masked, step_of, step_of * 0, np.zeros(step_of.shape)
+        )
+        expected = any(one in text_of(tokenizer, seen, 0, job)[1] for one in stop)
+        assert search.found(seen, {0: job}, known, seen.known) == [0] * expected
+        known = seen.known
+        if expected:
+            return
+    assert stop == ("no such",)
+
+
+def test_the_search_tells_slots_and_ends_apart(tokenizer: Tokenizer) -> None:
+    """One that ended its text before its stop string, two with others' strings, one that is done, one with its own."""
+    eos, text = tokenizer.eos_ids[0], tokenizer.encode_raw(" a: b")
+    responses = [[eos, *text], [*text, eos], [*text, eos], [*text, eos], [*text, eos]]
+    stops = [(":",), ("c:",), (), (":",), (":", "c")]
+    jobs = {i: Job(i, [5], Settings(gen_length=len(text) + 3, stop=stop)) for i, stop in enumerate(stops)}
+    tokens = np.array([[5, *ids, 0, 0, 0] for ids in responses], np.int32)
+    masked = np.zeros(tokens.shape, np.bool_)
+    masked[:, len(text) + 2] = True
+    live = np.array([True, True, True, False, True])
+    seen = Report(live, *np.zeros((2, 5), np.int32), tokens, masked, *np.zeros((3, *tokens.shape), np.int32))
+    search = Stops.of(tokenizer, jobs.values())
+    assert search is not None
+    assert search.found(seen, jobs, np.ones(5, np.int64), seen.known) == [4]
+    assert search.found(seen, jobs, seen.known, seen.known) == []
+    assert Stops.of(tokenizer, [jobs[2]]) is None
+
+
+def test_what_may_hold_a_byte_is_known_of_byte_level_vocabularies(tokenizer: Tokenizer) -> None:
+    holds = tokenizer.holding({ord(":"), "é".encode()[-1]})
+    pieces = tokenizer.pieces(range(tokenizer.size))
+    assert all(holds[i] for i, piece in enumerate(pieces) if ":" in piece or "é" in piece)
+    assert 0 < holds.sum() < len(holds) / 10
