@@ -57,7 +57,7 @@ def methods() -> str:
     """Each method on held-out word problems: accuracy and tokens per step and forward; tokens per second by batch."""
     figures: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows_of("small_model"):
-        if row["case"]["task"] == "word_problems" and row["baseline"] is None:
+        if row["case"]["task"] == "word_problems" and (row["baseline"] or {"name": "llada"})["name"] == "llada":
             figures.setdefault(row["case"]["method"], {})[row["metric"]] = row
     speeds: dict[int, dict[str, float]] = {}
     for row in rows_of("methods"):
@@ -65,19 +65,41 @@ def methods() -> str:
             speeds.setdefault(row["case"]["batch"], {})[row["case"]["name"]] = row["median"]
     batches = sorted(speeds)
     lines = [
-        f"| method | accuracy | tokens per step | per forward |{''.join(f' tokens/s, batch {b} |' for b in batches)}",
-        f"|---|---|---|---|{'---|' * len(batches)}",
+        f"| method | accuracy | against `llada`, points | tokens per step | per forward |"
+        f"{''.join(f' tokens/s, batch {b} |' for b in batches)}",
+        f"|---|---|---|---|---|{'---|' * len(batches)}",
     ]
     for method, of in figures.items():
-        accuracy, step, forward = of["accuracy"], of["tokens_per_step"], of["tokens_per_forward"]
+        difference = of.get("accuracy_difference")
+        points = difference and [f"{100 * difference[key]:+.1f}" for key in ("median", "low", "high")]
         cells = [
             f"`{method}`",
-            f"{accuracy['median']:.1%} ({accuracy['low']:.1%} to {accuracy['high']:.1%})",
-            f"{step['median']:.2f}",
-            f"{forward['median']:.2f}",
+            f"{of['accuracy']['median']:.1%}",
+            f"{points[0]} ({points[1]} to {points[2]})" if points else "-",
+            f"{of['tokens_per_step']['median']:.2f}",
+            f"{of['tokens_per_forward']['median']:.2f}",
             *(f"{speeds[batch][method]:,.0f}" if method in speeds[batch] else "-" for batch in batches),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def iterations() -> str:
+    """What an iteration of the small model takes while all slots are live, and its forward beside its floor."""
+    found: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
+    for row in rows_of("decoding_small"):
+        case = row["case"]
+        found.setdefault((case["batch"], case["name"]), {})[case.get("part", row["metric"])] = row
+    lines = [
+        "| batch | method | iteration, ms | its forward, ms (over its floor) | decode tokens/s |",
+        "|---|---|---|---|---|",
+    ]
+    for (batch, name), of in found.items():
+        forward = of.get("draft") or of["block"]
+        lines.append(
+            f"| {batch} | `{name}` | {1e3 * of['iteration']['median']:.2f} | {1e3 * forward['median']:.2f} "
+            f"({forward['median'] / forward['floor']:.0f}x) | {of['decode_tokens_per_second']['median']:,.0f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -121,6 +143,7 @@ def timed(name: str, heading: str, unit: str, seconds: float) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "small_model": small_model,
     "methods": methods,
+    "iterations": iterations,
     "kernels": partial(timed, "kernels", "operation", "us", 1e-6),
     "forward": partial(timed, "forward", "forward", "ms", 1e-3),
 }

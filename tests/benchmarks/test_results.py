@@ -30,20 +30,23 @@ def test_tables_are_those_of_the_results(document: Path) -> None:
 
 def test_a_table_of_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     case = {"task": "word_problems", "method": "a:b=1"}
-    accuracy = report.proportion(case, "accuracy", 3, 4)
     rows = {
-        "small_model": [accuracy, report.row(case, "tokens_per_step", "tokens", 3.14159),
+        "small_model": [report.proportion(case, "accuracy", 3, 4),
+                        report.row(case, "tokens_per_step", "tokens", 3.14159),
                         report.row(case, "tokens_per_forward", "tokens", 2.5),
-                        report.row(case, "accuracy", "fraction", -0.5, baseline={"name": "other"}),
+                        report.row(case, "accuracy_difference", "fraction", -0.5, baseline={"name": "other"}),
+                        report.row(case, "accuracy_difference", "fraction", -0.031, low=-0.042, high=0.01,
+                                   baseline={"name": "llada"}),
                         report.proportion(case | {"task": "functions"}, "accuracy", 1, 4)],
         "methods": [report.row({"name": "a:b=1", "batch": 8}, "tokens_per_second", "tokens/s", 12345.6),
                     report.row({"name": "other", "batch": 32}, "tokens_per_second", "tokens/s", 1.0)],
     }  # fmt: skip
     monkeypatch.setattr(tables, "rows_of", rows.__getitem__)
     assert tables.methods().splitlines() == [
-        "| method | accuracy | tokens per step | per forward | tokens/s, batch 8 | tokens/s, batch 32 |",
-        "|---|---|---|---|---|---|",
-        f"| `a:b=1` | 75.0% ({accuracy['low']:.1%} to {accuracy['high']:.1%}) | 3.14 | 2.50 | 12,346 | - |",
+        "| method | accuracy | against `llada`, points | tokens per step | per forward | tokens/s, batch 8 "
+        "| tokens/s, batch 32 |",
+        "|---|---|---|---|---|---|---|",
+        "| `a:b=1` | 75.0% | -3.1 (-4.2 to +1.0) | 3.14 | 2.50 | 12,346 | - |",
     ]
 
 
