@@ -10,15 +10,16 @@ at a block's start.
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decoding_plot, forward, report, roofline
+from benchmarks import decoding_plot, forward, replay, report, roofline
 from benchmarks.decoding_batch import timed
+from benchmarks.expand import shape_of
 from benchmarks.forward_parts import Lengths, Part, parts
 from benchmarks.paper.suites import SUITES, Suite
 from fdllm_jax import LLM, Settings, command_line
@@ -113,7 +114,8 @@ def measure(
     batches = of_batches(program, llm, ids, settings, repeats)
     values, right = of_stream(llm, ids, items, suite, settings)
     rows = [row(metric, units.get(metric, "tokens"), v, part) for (metric, part), v in (batches | values).items()]
-    rows.append(report.proportion(case, "accuracy", sum(right), len(right)))
+    if "replayed" not in case:
+        rows.append(report.proportion(case, "accuracy", sum(right), len(right)))
     rows.append(report.row(case, "planned_memory", "B", program.plan.total))
     iteration = batches.get(("time", "iteration"))
     found = of_parts(llm, settings, batch, lengths_of(ids, settings, program.capacity), repeats)
@@ -142,6 +144,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--problems", type=command_line.count, default=64, metavar="N", help="prompts of each case")
     p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="timed batches of each case")
     command_line.add_model(p, raw=False)
+    p.add_argument(
+        "--random", type=shape_of, metavar="SHAPE",
+        help="random weights in the model's place, llada-8b or D,LAYERS,HEADS,MLP,VOCAB, with a --schedule",
+    )  # fmt: skip
+    p.add_argument(
+        "--schedule", nargs=2, type=int, metavar=("DRAFTED", "VERIFIED"), help="tokens that a step of --random commits"
+    )
     p.add_argument("--output", type=command_line.folder, metavar="DIR", help="for decoding.json and decoding.png")
     return p
 
@@ -156,18 +165,18 @@ def _run(options: argparse.Namespace) -> None:
     items = suite.items(options.data, options.problems)[: options.problems]
     command_line.use_compilation_cache()
     command_line.check_device()
-    llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
-    about = {"model": llm.name, "dtype": str(llm.dtype), "kernels": options.kernels, "problems": len(items)}
+    engine, about = engine_of(options)
+    about |= {"kernels": options.kernels, "problems": len(items)}
     rows: Rows = []
     file = None if options.output is None else command_line.made(options.output) / "decoding.json"
-    for found in measured(llm, suite, items, options):
+    for found in measured(engine, suite, items, options):
         rows += found
         print(decoding_plot.line(found), flush=True)
         if file is not None:
             report.write_part(file, settings=about, rows=rows)
     if file is not None and rows:
         report.finish(file)
-        title = f"{llm.name}, {llm.dtype}, {report.hardware()}; {len(items)} {suite.name}"
+        title = f"{about['model']}, {about['dtype']}, {report.hardware()}; {len(items)} {suite.name}"
         title += " (synthetic)" if suite.is_synthetic else ""
         try:
             decoding_plot.write(file.with_suffix(".png"), rows, title)
@@ -175,17 +184,48 @@ def _run(options: argparse.Namespace) -> None:
             print(f"{PROGRAM}: no decoding.png: {error}; pip install 'fdllm-jax[plot]'", file=sys.stderr)
 
 
-def measured(llm: LLM, suite: Suite, items: Sequence[Item], options: argparse.Namespace) -> Iterator[Rows]:
+def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[str, Any]]:
+    """Engines by their number of slots; and what the model is."""
+    if (options.random is None) != (options.schedule is None):
+        raise ValueError("--random and --schedule DRAFTED VERIFIED belong together: give both, or neither")
+    if options.random is not None:
+        schedule = replay.Schedule(*options.schedule)
+        if min(schedule) < 0:
+            raise ValueError(f"--schedule {' '.join(map(str, schedule))}: expected numbers of tokens, at least 0")
+        lengths = {"block_length": options.block_length}
+        engine = replay.engine(options.random, schedule, **lengths, dtype=options.dtype, kernels=options.kernels)
+        name = (
+            f"random weights of {','.join(map(str, options.random))}, commits replayed: {schedule.drafted} drafted and "
+        )
+        return engine, {"model": f"{name}{schedule.verified} verified a step", "dtype": str(engine(1).dtype)}
+    llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
+
+    def with_slots(slots: int) -> LLM:
+        llm.slots = slots
+        return llm
+
+    return with_slots, {"model": llm.name, "dtype": str(llm.dtype)}
+
+
+def measured(
+    engine: Callable[[int], LLM], suite: Suite, items: Sequence[Item], options: argparse.Namespace
+) -> Iterator[Rows]:
     """The rows of each case; what runs out of memory is left out with a note."""
-    encode = llm.tokenizer.encode_chat if suite.task.chat_template else llm.tokenizer.encode_raw
+    tokenizer = engine(1).tokenizer
+    encode = tokenizer.encode_chat if suite.task.chat_template else tokenizer.encode_raw
     for shots, gen_length in product(options.shots, options.gen_length):
         shown = items if suite.with_shots is None else suite.with_shots(items, shots)
         ids = [encode(item.prompt) for item in shown]
         lengths = argparse.Namespace(gen_length=gen_length, block_length=options.block_length)
         chosen, _ = variants(options.methods, options.presets, lengths)
         case = {"task": suite.name, "synthetic": suite.is_synthetic, "shots": shots, "prompt_tokens": _mean_length(ids)}
+        if options.random is not None:
+            case["replayed"] = options.schedule
+            for variant in (one for one in chosen if one.settings.method not in replay.METHODS):
+                print(f"{variant.label} cannot be replayed, left out", file=sys.stderr)
+            chosen = [one for one in chosen if one.settings.method in replay.METHODS]
         for batch in options.batch:
-            llm.slots = batch
+            llm = engine(batch)
             with ThreadPoolExecutor() as pool:  # what fails does so again when it is measured
                 wait([pool.submit(llm.compile, ids, variant.settings) for variant in chosen])
             for variant in chosen:

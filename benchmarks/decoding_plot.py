@@ -19,7 +19,8 @@ def value(rows: Rows, metric: str, part: str | None = None) -> dict[str, Any] | 
 def line(rows: Rows) -> str:
     """A measured case in a line."""
     case = rows[0]["case"]
-    words = [f"{case['name']}, batch {case['batch']}, {case['prompt_tokens']} + {case['gen_length']}:"]
+    name = case["name"] + (" (replayed)" if "replayed" in case else "")
+    words = [f"{name}, batch {case['batch']}, {case['prompt_tokens']} + {case['gen_length']}:"]
     for metric, scale, unit in (
         ("decode_tokens_per_second", 1, "decode tokens/s"),
         ("tokens_per_second", 1, "tokens/s"),

@@ -71,7 +71,7 @@ def methods() -> str:
     ]
     for method, of in figures.items():
         difference = of.get("accuracy_difference")
-        points = difference and [f"{100 * difference[key]:+.1f}" for key in ("median", "low", "high")]
+        points = [f"{100 * difference[key]:+.1f}" for key in ("median", "low", "high")] if difference else []
         cells = [
             f"`{method}`",
             f"{of['accuracy']['median']:.1%}",

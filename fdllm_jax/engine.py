@@ -7,7 +7,7 @@ from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,14 @@ def dtype_of(name: str) -> jnp.dtype:
     return jnp.dtype(automatic if name == "auto" else name)
 
 
+def _check_sizes(slots: Any, capacity: Any) -> None:
+    """Raises ValueError unless these are sizes, None, or for `slots` "auto"."""
+    for name, value in (("slots", None if isinstance(slots, str) and slots == "auto" else slots),
+                        ("capacity", capacity)):  # fmt: skip
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name}={value!r}: expected an integer of at least 1, or None")
+
+
 class LLM:
     """A model with its tokenizer, ready to generate.
 
@@ -65,29 +73,48 @@ class LLM:
         dtype: str = "auto",
         kernels: str = "auto",
     ):
-        for name, value in (("slots", None if isinstance(slots, str) and slots == "auto" else slots),
-                            ("capacity", capacity)):  # fmt: skip
-            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name}={value!r}: expected an integer of at least 1, or None")
+        _check_sizes(slots, capacity)
         if dtype not in DTYPES:
             raise ValueError(f"{dtype=} is unknown: expected one of {', '.join(DTYPES)}")
         implementation = choose(kernels)
         directory = SHIPPED if path is None else convert.resolve(str(path))
-        self.name = name_of(path)
-        self.tokenizer = Tokenizer(directory)
-        self.dtype = dtype_of(dtype)
-        self.config, parameters = convert.load(directory, dtype=self.dtype)
-        if self.tokenizer.size > self.config.vocab_size:
+        tokenizer = Tokenizer(directory)
+        config, parameters = convert.load(directory, dtype=dtype_of(dtype))
+        implementation = checked(implementation, ModelShape.of(config), dtype_of(dtype))
+        model = from_parameters(config, parameters, kernels=implementation)
+        self._hold(model, tokenizer, name_of(path), slots, capacity)
+
+    @classmethod
+    def of(
+        cls,
+        model: LLaDA,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        slots: int | Literal["auto"] | None = None,
+        capacity: int | None = None,
+    ) -> Self:
+        """An engine of a model in memory, whose arrays it shares. name: what it is called in reports."""
+        _check_sizes(slots, capacity)
+        llm = cls.__new__(cls)
+        llm._hold(model, tokenizer, name, slots, capacity)
+        return llm
+
+    def _hold(
+        self, model: LLaDA, tokenizer: Tokenizer, name: str, slots: int | Literal["auto"] | None, capacity: int | None
+    ) -> None:
+        if tokenizer.size > model.config.vocab_size:
             raise ValueError(
-                f"{directory}: the tokenizer has {self.tokenizer.size} ids and the model only "
-                f"{self.config.vocab_size}; they are not of the same checkpoint"
+                f"{name}: the tokenizer has {tokenizer.size} ids and the model only {model.config.vocab_size}; "
+                "they are not of the same checkpoint"
             )
-        if capacity is not None and capacity > self.config.max_sequence_length:
-            raise ValueError(f"{capacity=} is more than the model's context, {self.config.max_sequence_length}")
+        if capacity is not None and capacity > model.config.max_sequence_length:
+            raise ValueError(f"{capacity=} is more than the model's context, {model.config.max_sequence_length}")
+        self.name, self.tokenizer, self.config = name, tokenizer, model.config
+        self.dtype = model.embedding[...].dtype
         self.slots: int | Literal["auto"] | None = int(slots) if isinstance(slots, Integral) else slots
         self.capacity = None if capacity is None else int(capacity)
-        implementation = checked(implementation, ModelShape.of(self.config), self.dtype)
-        self._graphdef, self._parameters = nnx.split(from_parameters(self.config, parameters, kernels=implementation))
+        self._graphdef, self._parameters = nnx.split(model)
         self._programs: dict[tuple[int, int, Method], Program] = {}
         self._locks: dict[tuple[int, int, Method], Lock] = {}
         self._weights = memory.bytes_of(self._parameters)

@@ -36,7 +36,7 @@ MODULES = {"word_problems": word_problems, "functions": functions}  # that make 
 BASELINES = ("llada", "fast-dllm-dual", "flash-cache")  # what the others' accuracy is compared with, item by item
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, write the results file, and print it as a table."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.small_model.evaluate", description=__doc__)
     p.add_argument("--model", help="checkpoint directory (default: the one that ships)")
@@ -51,9 +51,11 @@ def main() -> None:
     p.add_argument("--kernels", default="auto")
     p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/small_model.json, of all)")
     p.add_argument("--samples", type=Path, help="also write every prompt and text, as JSON lines")
-    options = p.parse_args()
+    p.add_argument("--against", type=Path, help="another model's --samples: adds each method's difference to its own")
+    options = p.parse_args(arguments)
     file = report.file_of("small_model", options, p, "model", "problems", "functions", "methods", "presets")
 
+    other = {} if options.against is None else judgements(options.against)
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
     settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
     tasks = {"word_problems": options.problems, "functions": options.functions}
@@ -87,6 +89,8 @@ def main() -> None:
             rows += [
                 paired(case, judged[other], right, other) for other in BASELINES if other in judged and other != method
             ]
+            if its := other.get((task, method)):
+                rows.append(paired(case, [its[prompt] for prompt in prompts], right, str(options.against)))
             samples += [
                 {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
                 for prompt, result, ok in zip(prompts, results, right, strict=True)
@@ -100,6 +104,15 @@ def main() -> None:
     if options.samples:
         lines = (json.dumps(sample, ensure_ascii=False) for sample in samples)
         options.samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def judgements(samples: Path) -> dict[tuple[str, str], dict[str, bool]]:
+    """Whether each prompt's text was right, by task and method, in a run's `--samples`."""
+    found: dict[tuple[str, str], dict[str, bool]] = {}
+    for line in samples.read_text(encoding="utf-8").splitlines():
+        sample = json.loads(line)
+        found.setdefault((sample["task"], sample["method"]), {})[sample["prompt"]] = sample["right"]
+    return found
 
 
 def paired(case: Mapping[str, Any], before: Sequence[bool], after: Sequence[bool], baseline: str) -> dict[str, Any]:

@@ -33,3 +33,21 @@ def test_a_batch_begun_together_is_what_the_engine_decodes() -> None:
     assert [r.token_ids for r in found.results] == [r.token_ids for r in expected]
     assert found.steps == min(r.steps for r in expected) - 1  # all are live until the first ends
     assert found.tokens == sum(1 <= step <= found.steps for r in expected for step in r.step_of) > 0
+
+
+def test_random_weights_commit_by_the_schedule_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--random", "64,2,2,96,4096", "--schedule", "2", "3", "--presets", "balanced", "--batch", "2"]
+    given += ["--gen-length", "60", "--shots", "0", "--problems", "3", "--repeats", "1", "--output", str(tmp_path)]
+    methods = ["--methods", "flash-dllm", "flash-cache", "fast-dllm-dual"]
+    assert decoding.main([*given, *methods]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count(" (replayed), batch 2") == 3 and "fast-dllm-dual cannot be replayed" in printed.err
+    results = json.loads((tmp_path / "decoding.json").read_text(encoding="utf-8"))
+    assert "2 drafted and 3 verified a step" in results["settings"]["model"]
+    assert all(row["case"]["replayed"] == [2, 3] and row["metric"] != "accuracy" for row in results["rows"])
+    per_step = {r["case"]["name"]: r["median"] for r in results["rows"] if r["metric"] == "tokens_per_step"}
+    assert per_step == {"flash-dllm": 5.0, "flash-cache": 2.0, "balanced": pytest.approx(60 / 21)}  # the first drafts 2
+
+    for wrong in (["--random", "llada-8b"], ["--schedule", "1", "1"], [*given[:3], "-1", "2"]):
+        assert decoding.main([*wrong, "--batch", "1"]) == 2
+        assert "--schedule" in capsys.readouterr().err

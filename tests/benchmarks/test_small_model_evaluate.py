@@ -1,0 +1,23 @@
+"""The small model's evaluation, on a few items."""
+
+import json
+from pathlib import Path
+
+from benchmarks.small_model import evaluate
+
+
+def test_a_small_run_is_paired_with_another(tmp_path: Path) -> None:
+    given = ["--methods", "threshold", "--presets", "--gen-length", "48", "--slots", "4", "--functions", "1"]
+    samples, file = tmp_path / "samples.jsonl", tmp_path / "results.json"
+    evaluate.main([*given, "--problems", "4", "--samples", str(samples), "--output", str(tmp_path / "other.json")])
+    lines = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    assert [line["task"] for line in lines] == ["word_problems"] * 4 + ["functions"]
+    lines[0]["right"] = not lines[0]["right"]  # as if the other model had judged it otherwise
+    samples.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+
+    evaluate.main([*given, "--problems", "2", "--against", str(samples), "--output", str(file)])
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    found = {(row["case"]["task"], row["metric"]): row for row in rows}
+    accuracy, difference = (found["word_problems", name] for name in ("accuracy", "accuracy_difference"))
+    assert accuracy["repeats"] == difference["repeats"] == 2 and difference["baseline"]["name"] == str(samples)
+    assert abs(difference["median"]) == 0.5 and found["functions", "accuracy_difference"]["median"] == 0
