@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks import roofline
 from benchmarks.roofline import LLADA_8B, Shape, Work
@@ -20,7 +21,7 @@ from pallas_kernels import (
     scheduled_attention,
     verify_attention,
 )
-from pallas_kernels.verify_attention import DRAFT, UNDECODED
+from pallas_kernels.verify_attention import DRAFT, PRIVATE, SHARED, UNDECODED
 from pallas_kernels.weight_product import tiles_for
 
 DTYPE = jnp.bfloat16
@@ -29,20 +30,26 @@ ROPE_THETA = 500000.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is measured: a model's shape, queries a slot (a draft's, a verify's) and keys; row counts and slots."""
+    """What is measured: a model's shape, queries a slot (a draft's, a verify's, a one-pass verify's: ten times its
+    candidates) and keys; row counts and slots.
+    """
 
     shape: Shape
     queries: int
     verify_rows: int
+    onepass_rows: int
     keys: int
     rows: tuple[int, ...]
     slots: tuple[int, ...]
 
 
-LARGE = Sizes(shape=LLADA_8B, queries=128, verify_rows=32, keys=1280, rows=(64, 128, 160, 1024, 4096), slots=(1, 8, 32))
+LARGE = Sizes(
+    shape=LLADA_8B, queries=128, verify_rows=32, onepass_rows=160, keys=1280, rows=(64, 128, 160, 1024, 4096),
+    slots=(1, 8, 32),
+)  # fmt: skip
 TINY = Sizes(
     shape=Shape(d_model=64, heads=2, head_dim=32, mlp=96, vocab=300, layers=1),
-    queries=16, verify_rows=8, keys=40, rows=(16,), slots=(2,),
+    queries=16, verify_rows=8, onepass_rows=20, keys=40, rows=(16,), slots=(2,),
 )  # fmt: skip
 MOST_HEAD_ROWS = 512  # more are never committed at once: 16 a slot
 
@@ -214,48 +221,27 @@ def _head_cases(sizes: Sizes) -> list[Case]:
 
 
 def _attention_cases(sizes: Sizes, op: str) -> list[Case]:
-    """`scheduled_attention`, the same with scores of half of the rows, or `verify_attention`."""
-    shape, keys_a_slot = sizes.shape, sizes.keys
-    scored, verify = op == "scheduled_attention_scores", op == "verify_attention"
-    rows = sizes.verify_rows if verify else sizes.queries
+    """`scheduled_attention`, the same with scores of half of the rows, or a buffer's."""
+    shape, keys_a_slot, rows = sizes.shape, sizes.keys, sizes.queries
+    scored = op == "scheduled_attention_scores"
 
     def make(slots: int, key: jax.Array, sets: int) -> tuple[Any, tuple[Any, ...]]:
-        keys = jax.random.split(key, 3 + 2 * sets)
-        slot = jnp.arange(slots, dtype=jnp.int32)
-        table = jnp.stack([slot, jnp.full_like(slot, keys_a_slot), slot * rows, jnp.full_like(slot, rows)], axis=1)
-        q, *own = (_normal(one, slots * rows, shape.heads, shape.head_dim) for one in keys[:3])
-        caches = [_normal(one, slots * keys_a_slot, shape.heads, shape.head_dim) for one in keys[3:]]
-        in_slot = jnp.tile(jnp.arange(rows, dtype=jnp.int32), slots)
-        rank = in_slot % (rows // 2)
-        if verify:  # a draft and an undecoded row of each of rows / 2 candidates, which have cache rows too
-            kind = jnp.where(in_slot < rows // 2, DRAFT, UNDECODED).astype(jnp.int32)
-            seen = Visibility(kind, rank, rank + 1, rank + 1, jnp.ones(slots * rows, bool))
-            buffered = jnp.tile(jnp.arange(keys_a_slot) >= keys_a_slot - rows // 2, slots)
-            shared = (table, *own, buffered, seen)
-        else:
-            shared = (table, in_slot >= rows // 2)
-        return q, tuple((caches[2 * i], caches[2 * i + 1], *shared) for i in range(sets))
+        q, _, _, caches, table = _attention_inputs(sizes, rows, slots, key, sets)
+        marked = jnp.tile(jnp.arange(rows) >= rows // 2, slots)
+        return q, tuple((*pair, table, marked) for pair in caches)
 
     def call(q: Any, operands: Any, kernels: Any) -> Outputs:
-        k_cache, v_cache, table, *rest = operands
-        run: dict[str, Any] = {"capacity": keys_a_slot, "block_rows": rows, "kernels": kernels}
-        if verify:
-            k, v, buffered, seen = rest
-            return (verify_attention(q, k, v, k_cache, v_cache, table, buffered, seen, **run),)
+        k_cache, v_cache, table, marked = operands
+        run: dict[str, Any] = {"capacity": keys_a_slot, "block_rows": rows, "kernels": kernels, "aligned": True}
         if scored:
-            return tuple(scheduled_attention(q, k_cache, v_cache, table, score_rows=rest[0], aligned=True, **run))
-        return (scheduled_attention(q, k_cache, v_cache, table, aligned=True, **run),)
-
-    def work(slots: int) -> Work:
-        if verify:
-            return roofline.verify_attention(shape, rows=rows, slots=slots, kv_length=keys_a_slot)
-        return roofline.scheduled_attention(shape, rows=rows, slots=slots, kv_length=keys_a_slot, scores=scored)
+            return tuple(scheduled_attention(q, k_cache, v_cache, table, score_rows=marked, **run))
+        return (scheduled_attention(q, k_cache, v_cache, table, **run),)
 
     return [
         Case(
             op=op,
             at={"slots": slots, "rows": rows, "keys": keys_a_slot},
-            work=work(slots),
+            work=roofline.scheduled_attention(shape, rows=rows, slots=slots, kv_length=keys_a_slot, scores=scored),
             make=lambda key, sets, slots=slots: make(slots, key, sets),
             call=call,
             follow=lambda q, outputs: (outputs[0], outputs[1:]),
@@ -263,6 +249,60 @@ def _attention_cases(sizes: Sizes, op: str) -> list[Case]:
         )
         for slots in sizes.slots
     ]
+
+
+def _buffer_cases(sizes: Sizes, op: str) -> list[Case]:
+    """`verify_attention` of a verify pass's buffer, or of a one-pass verify's, with scores."""
+    shape, keys_a_slot, one_pass = sizes.shape, sizes.keys, op == "onepass_attention"
+    rows = sizes.onepass_rows if one_pass else sizes.verify_rows
+    # By tenths or halves of the rows. One pass: tracked, the window's candidates, the rest of it, and of each candidate
+    # its draft and its plain view. Two: a draft and an undecoded row of each candidate.
+    tenth = rows // 10
+    counts = (4 * tenth, tenth, 3 * tenth, tenth, tenth) if one_pass else (rows // 2, rows // 2)
+    kinds = (SHARED, UNDECODED, SHARED, DRAFT, PRIVATE) if one_pass else (DRAFT, UNDECODED)
+    marks = (False, False, True, False, True) if one_pass else (False, False)
+    candidates = counts[-1]
+    cached = rows - 2 * candidates if one_pass else candidates  # positions of the rows
+
+    def make(slots: int, key: jax.Array, sets: int) -> tuple[Any, tuple[Any, ...]]:
+        q, k, v, caches, table = _attention_inputs(sizes, rows, slots, key, sets)
+        kind, marked = (jnp.tile(jnp.repeat(jnp.array(x), np.array(counts)), slots) for x in (kinds, marks))
+        rank = jnp.tile(jnp.arange(rows, dtype=jnp.int32) % candidates, slots)
+        seen = Visibility(kind.astype(jnp.int32), rank, rank + 1, rank + 1, jnp.ones(slots * rows, bool))
+        buffered = jnp.tile(jnp.arange(keys_a_slot) >= keys_a_slot - cached, slots)
+        return q, tuple((k, v, *pair, table, buffered, seen, marked) for pair in caches)
+
+    def call(q: Any, operands: Any, kernels: Any) -> Outputs:
+        *inputs, marked = operands
+        run: dict[str, Any] = {"capacity": keys_a_slot, "block_rows": rows, "kernels": kernels}
+        if one_pass:
+            return tuple(verify_attention(q, *inputs, **run, score_rows=marked))
+        return (verify_attention(q, *inputs, **run),)
+
+    return [
+        Case(
+            op=op,
+            at={"slots": slots, "rows": rows, "keys": keys_a_slot},
+            work=roofline.verify_attention(shape, rows=rows, slots=slots, kv_length=keys_a_slot, scores=one_pass),
+            make=lambda key, sets, slots=slots: make(slots, key, sets),
+            call=call,
+            follow=lambda q, outputs: (outputs[0], outputs[1:]),
+            operand_bytes=4 * slots * keys_a_slot * shape.heads * shape.head_dim,
+        )
+        for slots in sizes.slots
+    ]
+
+
+def _attention_inputs(
+    sizes: Sizes, rows: int, slots: int, key: jax.Array, sets: int
+) -> tuple[jax.Array, jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]], jax.Array]:
+    """q, k and v of `rows` rows a slot, `sets` caches, and the block table."""
+    shape, keys = sizes.shape, jax.random.split(key, 3 + 2 * sets)
+    slot = jnp.arange(slots, dtype=jnp.int32)
+    table = jnp.stack([slot, jnp.full_like(slot, sizes.keys), slot * rows, jnp.full_like(slot, rows)], axis=1)
+    q, k, v = (_normal(one, slots * rows, shape.heads, shape.head_dim) for one in keys[:3])
+    caches = [_normal(one, slots * sizes.keys, shape.heads, shape.head_dim) for one in keys[3:]]
+    return q, k, v, list(zip(caches[::2], caches[1::2], strict=True)), table
 
 
 OPS: Mapping[str, Callable[[Sizes], list[Case]]] = {
@@ -273,5 +313,6 @@ OPS: Mapping[str, Callable[[Sizes], list[Case]]] = {
     "head_statistics": _head_cases,
     "scheduled_attention": lambda sizes: _attention_cases(sizes, "scheduled_attention"),
     "scheduled_attention_scores": lambda sizes: _attention_cases(sizes, "scheduled_attention_scores"),
-    "verify_attention": lambda sizes: _attention_cases(sizes, "verify_attention"),
+    "verify_attention": lambda sizes: _buffer_cases(sizes, "verify_attention"),
+    "onepass_attention": lambda sizes: _buffer_cases(sizes, "onepass_attention"),
 }

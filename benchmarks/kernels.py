@@ -74,6 +74,7 @@ SWEEPS: Mapping[str, tuple[ModuleType, str, tuple[Any, ...]]] = {
     "scheduled_attention": (flash, "TILES", FLASH_TILES),
     "scheduled_attention_scores": (flash, "TILES", FLASH_TILES),
     "verify_attention": (flash, "TILES", FLASH_TILES),
+    "onepass_attention": (flash, "TILES", FLASH_TILES),
 }
 
 
@@ -418,7 +419,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description="Time and check the GPU kernels.")
     parser.add_argument("--ops", nargs="+", choices=tuple(OPS), default=tuple(OPS), metavar="OP", help=", ".join(OPS))
     parser.add_argument("--rows", nargs="+", type=int, help="rows of the products")
-    parser.add_argument("--slots", nargs="+", type=int, help="slots of the attention, 128 queries (verify: 32) each")
+    parser.add_argument(
+        "--slots", nargs="+", type=int, help="slots of the attention, 128 queries (verify: 32, one pass: 160) each"
+    )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="of the inputs; by default a fresh one")
     parser.add_argument("--sweep", action="store_true", help="time other tiles of the operations; writes nothing")

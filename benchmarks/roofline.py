@@ -88,9 +88,9 @@ def scheduled_attention(shape: Shape, *, rows: int, slots: int, kv_length: int, 
     return Work(bytes=kv + (4 * slots * kv_length if scores else 0), flops=4 * slots * rows * kv_length * width)
 
 
-def verify_attention(shape: Shape, *, rows: int, slots: int, kv_length: int) -> Work:
+def verify_attention(shape: Shape, *, rows: int, slots: int, kv_length: int, scores: bool = False) -> Work:
     """One layer: the cache, one byte a cache row that says whether it is buffered, and the buffer's own k and v."""
-    work = scheduled_attention(shape, rows=rows, slots=slots, kv_length=kv_length + rows)
+    work = scheduled_attention(shape, rows=rows, slots=slots, kv_length=kv_length + rows, scores=scores)
     return Work(bytes=work.bytes + slots * kv_length, flops=work.flops)
 
 
