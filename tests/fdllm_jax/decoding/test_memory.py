@@ -1,6 +1,7 @@
 """The compiled decode step works on the cache in place."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -19,20 +20,20 @@ from fdllm_jax.settings import METHODS, Settings
 from tests.decode import empty, load
 from tests.reference.checkpoint import random_checkpoint
 
-SLOTS, CAPACITY, HEAD_DIM = 3, 96, 16
+SLOTS, CAPACITY, HEAD_DIM, VOCAB = 3, 96, 16, 40
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> LLaDA:
     """One KV head of four, so that no other array has the cache's shape."""
     directory = tmp_path_factory.mktemp("checkpoint")
-    shape = {"vocab_size": 40, "d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 1, "mlp_hidden_size": 80}
+    shape = {"vocab_size": VOCAB, "d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 1, "mlp_hidden_size": 80}
     return load(random_checkpoint(directory, seed=1, **shape), kernels=kernels)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_cache_is_never_copied(model: LLaDA, name: str) -> None:
-    settings = Settings(method=name, gen_length=48)
+def test_the_cache_is_never_copied_and_only_windows_have_logits(model: LLaDA, name: str) -> None:
+    settings = Settings(method=name, gen_length=64)
     graphdef, parameters = nnx.split(model)
     state = jax.eval_shape(lambda: empty(model, SLOTS, CAPACITY, settings))
     lowered = run.lower(parameters, state, jnp.int32(0), graphdef=graphdef, method=method_of(settings, eos_ids=(38,)))
@@ -44,6 +45,8 @@ def test_the_cache_is_never_copied(model: LLaDA, name: str) -> None:
     cache = 2 * 2 * SLOTS * CAPACITY * HEAD_DIM * 4
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes > cache
+    rows = [math.prod(map(int, sizes.split(","))) for sizes in re.findall(rf"f32\[([\d,]+),{VOCAB}\]", hlo)]
+    assert max(rows) <= SLOTS * 3 * settings.block_length  # one-pass verify's: fewer than a whole response's
 
 
 def test_a_packed_pass_is_as_much_work_at_any_size_of_model() -> None:
