@@ -14,7 +14,8 @@ import numpy as np
 
 from fdllm_jax import exchange, memory
 from fdllm_jax.decoding.state import MOST_STEPS, DecodeState
-from fdllm_jax.job import Job, Result, Snapshot, Stops, Watcher, harvest, response, steps_behind_stop
+from fdllm_jax.job import Job, Result, Snapshot, Watcher, harvest, response, steps_behind_stop
+from fdllm_jax.stops import Stops
 from fdllm_jax.tokenizer import Tokenizer
 
 STEPS_AT_FIRST, SECONDS_BETWEEN_LOOKS = 8, 0.05

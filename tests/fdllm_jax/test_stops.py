@@ -1,12 +1,13 @@
-"""What is made of a slot's report."""
+"""Stop strings are found as soon as they stand in the text, and nowhere else."""
 
 import numpy as np
 import pytest
 
 from fdllm_jax.engine import SHIPPED
 from fdllm_jax.exchange import Report
-from fdllm_jax.job import Job, Stops, text_of
+from fdllm_jax.job import Job, text_of
 from fdllm_jax.settings import Settings
+from fdllm_jax.stops import Stops
 from fdllm_jax.tokenizer import Tokenizer
 
 TEXT = "12 * 8 = 96 rolls, für 3 €.\n\nQuestion: Karl has 🙂 96 - 70 = 26 rolls left.\n#### 26"
@@ -72,3 +73,14 @@ def test_what_may_hold_a_byte_is_known_of_byte_level_vocabularies(tokenizer: Tok
     pieces = tokenizer.pieces(range(tokenizer.size))
     assert all(holds[i] for i, piece in enumerate(pieces) if ":" in piece or "é" in piece)
     assert 0 < holds.sum() < len(holds) / 10
+
+
+def test_bytes_that_are_no_character_end_a_text_at_the_replacement_character(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_raw("3 €")[:-1]
+    job = Job(0, [5], Settings(gen_length=len(ids) + 1, stop=("\ufffd",)))
+    tokens = np.array([[5, *ids, 0]], np.int32)
+    masked = tokens == 0
+    seen = Report(masked.any(1), *np.zeros((2, 1), np.int32), tokens, masked, *np.zeros((3, *tokens.shape), np.int32))
+    search = Stops.of(tokenizer, [job])
+    assert search is not None and "\ufffd" in tokenizer.decode(ids)
+    assert search.found(seen, {0: job}, np.ones(1, np.int64), seen.known) == [0]
