@@ -3,6 +3,7 @@
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is replaced whole.
 """
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def main() -> None:
     """Bring every document's tables up to date."""
+    argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__).parse_args()
     for document in DOCUMENTS:
         document.write_text(filled(document.read_text(encoding="utf-8")), encoding="utf-8")
 

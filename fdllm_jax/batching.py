@@ -115,7 +115,8 @@ def decode(
             for slot in range(program.slots):
                 if slot not in running and ready:
                     running[slot], order = ready.popleft()
-                    admitted[slot], steps[slot], known[slot] = over, 0, len(running[slot].prompt)
+                    admitted[slot], steps[slot] = time.perf_counter(), 0
+                    known[slot] = len(running[slot].prompt)
                     orders.admit(slot, order)
             if not running:
                 break

@@ -140,6 +140,10 @@ def variants(
             notes.append(f"{_flag(option)} is not an option of {', '.join(without)}: left out there")
     if sweep and sweep[0] in given:
         faults.append(f"{_flag(sweep[0])} and --sweep {sweep[0]}: expected one of the two")
+    if sweep and (fixed := [name for name, _, _, its_own in named if sweep[0] in its_own]):
+        words = f"{', '.join(fixed)}: {sweep[0]} has one value there, which --sweep does not replace"
+        swept_too = any(sweep[0] in used[method] and name not in fixed for name, method, _, _ in named)
+        (notes if swept_too else faults).append(words)
     if faults:
         raise ValueError("; ".join(faults))
 

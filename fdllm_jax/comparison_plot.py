@@ -8,6 +8,7 @@ from typing import Any
 from fdllm_jax.comparison import Measurement
 
 LABELS = {"accuracy": "accuracy (%)", "agreement": "tokens equal to the uncached decoding (%)"}
+CHARACTERS_AN_INCH = 12  # of a legend
 MARKERS = "osD^vP*X<>h"  # one more than there are colours: a pair repeats after 110
 
 
@@ -56,7 +57,7 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
                     panel.annotate(
                         f"{m.variant.swept[1]:g}",
                         (at_x["median"], 100 * at_y["median"]),
-                        xytext=(5, -11 if n % 2 else 5),
+                        xytext=(5, -11 if (n + i) % 2 else 5),
                         textcoords="offset points",
                         fontsize=7,
                         zorder=10,
@@ -75,7 +76,9 @@ def write_plot(file: Path, measurements: Sequence[Measurement], *, title: str) -
             if label not in labels:
                 handles.append(handle)
                 labels.append(label)
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=9)
+    columns = int(CHARACTERS_AN_INCH * figure.get_figwidth() / (6 + max(map(len, labels))))
+    columns = max(1, min(4, len(labels), columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     swept = next((f"\nnumbers at points: {m.variant.swept[0]}" for m in shown if m.variant.swept is not None), "")
     figure.suptitle(title + swept, fontsize=10)
 

@@ -1,7 +1,7 @@
 """The engine: prompts in, texts out, through the slots of one decode state."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from numbers import Integral
@@ -154,7 +154,7 @@ class LLM:
         raw: bool = False,
         watch: Watcher | None = None,
         longest_first: bool = False,
-    ) -> Iterator[Result | Refusal]:
+    ) -> Generator[Result | Refusal, None, None]:
         """Yield results as they finish, each with its prompt's index; first, refusals of prompts that cannot be served.
 
         prompts, settings, raw, watch: see `generate`. longest_first: of each `LOOK_AHEAD` prompts the longest are begun
@@ -164,7 +164,8 @@ class LLM:
         if longest_first:
             ahead = [jobs[i : i + LOOK_AHEAD] for i in range(0, len(jobs), LOOK_AHEAD)]
             jobs = [one for part in ahead for one in sorted(part, key=lambda one: -one.length)]
-        return chain(refusals, self._decode(jobs, watch) if jobs else ())
+        found = self._decode(jobs, watch) if jobs else ()
+        return (one for one in chain(refusals, found))
 
     @property
     def model(self) -> LLaDA:

@@ -21,7 +21,8 @@ class Result:
     first EOS, after cutting at a stop string; their number is what counts as generated.
     steps: denoising steps, up to the host's look that found a stop string (see `batching.Looks`). forwards: passes in
     which the sequence had rows.
-    seconds: from admission to the end, compilation not included, batch mates included.
+    seconds: from admission to the end, compilation not included; batch mates included, and a stream's consumer where
+        the engine waited for it.
     stop_reason: "eos", "length" or "stop".
     step_of, rule_of, confidence_of: per token of `token_ids`, the step that committed it, the rule, its probability.
     """
@@ -96,20 +97,24 @@ def response(seen: Report, slot: int, job: Job) -> tuple[np.ndarray, np.ndarray]
 
 
 def text_of(tokenizer: Tokenizer, seen: Report, slot: int, job: Job) -> tuple[list[int], str]:
-    """Tokens and text of the response as far as it is known without a gap, up to and including the first EOS."""
+    """Tokens and text of the response as far as it is known without a gap, up to and including the first EOS.
+
+    The text goes up to the last character that no further token can change.
+    """
     tokens, known = response(seen, slot, job)
     committed = tokens[: len(tokens) if known.all() else int(np.argmin(known))].tolist()
     ends = [i for i, token in enumerate(committed) if token in tokenizer.eos_ids]
     committed = committed[: ends[0] + 1] if ends else committed
-    return committed, tokenizer.decode(committed)
+    text = tokenizer.decode(committed)
+    return committed, text if ends or known.all() else text.rstrip("\ufffd")
 
 
 def harvest(tokenizer: Tokenizer, seen: Report, slot: int, job: Job, seconds: float) -> Result:
     """The result of a slot that is done, or whose text holds a stop string, after some seconds."""
     committed, text = text_of(tokenizer, seen, slot, job)
     stop_reason = "eos" if committed and committed[-1] in tokenizer.eos_ids else "length"
-    if stops := [at for stop in job.settings.stop if (at := text.find(stop)) >= 0]:
-        text, stop_reason = text[: min(stops)], "stop"
+    if stops := [(at + len(stop), at) for stop in job.settings.stop if (at := text.find(stop)) >= 0]:
+        text, stop_reason = text[: min(stops)[1]], "stop"  # the first to be whole, however much is known by now
         committed = committed[: _tokens_covering(tokenizer, committed, len(text))]
     start = len(job.prompt)
     span = slice(start, start + len(committed))

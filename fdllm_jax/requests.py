@@ -49,12 +49,13 @@ class Limits:
         """Refuse layers that the model does not have, and a budget above what a slot can hold."""
         layers, capacity = self.config.n_layers, self.capacity or self.config.max_sequence_length
         for settings in each:
-            tracked, budget = settings.track_layers or (), settings.track_budget or 0
+            tracked = settings.track_layers or ()
             most = capacity + settings.views * settings.block_length
             if max(tracked, default=0) >= layers:
                 raise ValueError(f"track_layers={tracked}: the model has the layers 0 to {layers - 1}")
-            if budget > capacity:
-                raise ValueError(f"track_budget={budget} is more than a slot holds: use at most {capacity}")
+            for name in ("track_budget", "mask_window"):
+                if (budget := getattr(settings, name) or 0) > capacity:
+                    raise ValueError(f"{name}={budget} is more than a slot holds: use at most {capacity}")
             if (settings.verify_rows or 0) > most:
                 raise ValueError(f"verify_rows={settings.verify_rows} are more than can be filled: use at most {most}")
 

@@ -59,6 +59,13 @@ class TestVariants:
         assert [v.settings.threshold for v in chosen] == [0.6, 0.6, 0.5]
         assert chosen[0].settings.track_layers == (1,) and chosen[0].settings.bonus is False
 
+    def test_a_value_of_its_own_is_not_swept_in_silence(self) -> None:
+        with pytest.raises(ValueError, match=r"flash-dllm:gamma=0.4: gamma has one value there"):
+            variants(["flash-dllm:gamma=0.4"], [], options(), ("gamma", [0.5, 0.9]))
+        chosen, notes = variants(["flash-dllm:gamma=0.4", "flash-dllm"], [], options(), ("gamma", [0.5, 0.9]))
+        assert [v.settings.gamma for v in chosen] == [0.4, 0.5, 0.9]
+        assert notes == ["flash-dllm:gamma=0.4: gamma has one value there, which --sweep does not replace"]
+
     @pytest.mark.parametrize(
         ("name", "fault"),
         [

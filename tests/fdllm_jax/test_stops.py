@@ -5,7 +5,7 @@ import pytest
 
 from fdllm_jax.engine import SHIPPED
 from fdllm_jax.exchange import Report
-from fdllm_jax.job import Job, text_of
+from fdllm_jax.job import Job, Result, harvest, text_of
 from fdllm_jax.settings import Settings
 from fdllm_jax.stops import Stops
 from fdllm_jax.tokenizer import Tokenizer
@@ -76,11 +76,51 @@ def test_what_may_hold_a_byte_is_known_of_byte_level_vocabularies(tokenizer: Tok
 
 
 def test_bytes_that_are_no_character_end_a_text_at_the_replacement_character(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_raw("3 €")[:-1]
+    half, behind = tokenizer.encode_raw("3 €")[:-1], tokenizer.encode_raw(" 4")
+    ids = [*half, *behind]
     job = Job(0, [5], Settings(gen_length=len(ids) + 1, stop=("\ufffd",)))
     tokens = np.array([[5, *ids, 0]], np.int32)
-    masked = tokens == 0
-    seen = Report(masked.any(1), *np.zeros((2, 1), np.int32), tokens, masked, *np.zeros((3, *tokens.shape), np.int32))
     search = Stops.of(tokenizer, [job])
-    assert search is not None and "\ufffd" in tokenizer.decode(ids)
-    assert search.found(seen, {0: job}, np.ones(1, np.int64), seen.known) == [0]
+    assert search is not None and "\ufffd" in tokenizer.decode(half)
+    none = np.zeros((3, *tokens.shape), np.int32)
+    for count, found in ((len(half), []), (len(ids), [0])):  # until the next token it may become one
+        masked = np.arange(tokens.shape[1])[None] > count
+        seen = Report(masked.any(1), *np.zeros((2, 1), np.int32), tokens, masked, *none)
+        assert search.found(seen, {0: job}, np.ones(1, np.int64), seen.known) == found
+
+
+PIECES = ["日本", "é", "😀", "a", "####", "\n", "\ufffd", " apples", "12", " = ", "née", "ñ"]
+
+
+def ended_at_a_look(tokenizer: Tokenizer, ids: list[int], job: Job, rng: np.random.Generator) -> Result:
+    """The result of a response of which 0 to 4 more tokens are known at each look."""
+    search, known = Stops.of(tokenizer, [job]), np.array([len(job.prompt)])
+    assert search is not None
+    tokens = np.array([job.prompt + ids], np.int32)
+    while True:
+        now = min(int(known[0]) + int(rng.integers(0, 5)), tokens.shape[1])
+        masked = np.arange(tokens.shape[1])[None] >= now
+        seen = Report(
+            masked.any(1), *np.ones((2, 1), np.int32), tokens, masked, *np.zeros((2, *tokens.shape), np.int32),
+            np.zeros(tokens.shape, np.float32),
+        )  # fmt: skip
+        if not seen.live[0] or search.found(seen, {0: job}, known, seen.known):
+            return harvest(tokenizer, seen, 0, job, 1.0)
+        known = seen.known
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_text_ends_at_the_same_stop_string_however_often_one_looks(tokenizer: Tokenizer, seed: int) -> None:
+    """Strings that overlap or hold one another, and characters and bytes of which a look sees half."""
+    rng = np.random.default_rng(seed)
+    ids = tokenizer.encode_raw("".join(rng.choice(PIECES, rng.integers(1, 13))))
+    if rng.random() < 0.3:
+        ids = [*rng.integers(0, 256, 8).tolist(), *ids]
+    text = tokenizer.decode(ids)
+    at = rng.integers(0, len(text), 3)
+    stops = [text[i : i + n] for i, n in zip(at, rng.integers(1, 7, 3), strict=True)]
+    job = Job(0, [5, 6], Settings(gen_length=len(ids), stop=(*stops, str(rng.choice(PIECES)))))
+    results = [ended_at_a_look(tokenizer, ids, job, np.random.default_rng(look)) for look in range(6)]
+    assert {(r.text, tuple(r.token_ids), r.stop_reason) for r in results} == {
+        (results[0].text, tuple(results[0].token_ids), "stop")
+    }
