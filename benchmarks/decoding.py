@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import decoding_plot, forward, replay, report, roofline
-from benchmarks.decoding_batch import timed
+from benchmarks.decoding_batch import Timed, timed
 from benchmarks.expand import shape_of
 from benchmarks.forward_parts import Lengths, Part, parts
 from benchmarks.paper.suites import SUITES, Suite
@@ -37,6 +37,7 @@ Values = dict[tuple[str, str | None], list[float]]  # by metric and part
 PROGRAM = "benchmarks.decoding"
 METHODS = ("fast-dllm-dual", "flash-cache", "flash-dllm", "flash-dllm:mask_window=32,track_budget=32")
 OWN_PRESETS = ("quality", "balanced", "fast")
+FEWEST = 32  # texts of which an iteration and the decode tokens per second are measured
 FORWARDS = {
     "flash-dllm": ("draft", "verify"),
     "flash-cache": ("draft",),
@@ -46,13 +47,24 @@ FORWARDS = {
 
 
 def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings, repeats: int) -> Values:
-    """Of `repeats` batches of the prompts, one after the other; one more warms up."""
-    source = cycle(prompts)
-    found = [timed(program, llm, list(islice(source, program.slots)), settings) for _ in range(repeats + 1)][1:]
-    values: Values = {("time", "prefill"): [one.first for one in found]}
-    if live := [one for one in found if one.steps]:
-        values["time", "iteration"] = [one.live / one.steps for one in live]
-        values["decode_tokens_per_second", None] = [one.tokens / one.live for one in live]
+    """Of batches of the prompts, one after the other: a sample is of one, or of as many as `FEWEST` texts take.
+
+    One more warms up. A sample's figures are of the sums over its batches.
+    """
+    source, values = cycle(prompts), dict[tuple[str, str | None], list[float]]()
+    each = -(-FEWEST // (repeats * program.slots))
+
+    def batch() -> Timed:
+        return timed(program, llm, list(islice(source, program.slots)), settings)
+
+    batch()
+    for _ in range(repeats):
+        found = [batch() for _ in range(each)]
+        live, steps, tokens = (sum(n) for n in zip(*((one.live, one.steps, one.tokens) for one in found), strict=True))
+        values.setdefault(("time", "prefill"), []).append(sum(one.first for one in found) / each)
+        if steps:
+            values.setdefault(("time", "iteration"), []).append(live / steps)
+            values.setdefault(("decode_tokens_per_second", None), []).append(tokens / live)
     return values
 
 

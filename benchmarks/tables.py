@@ -72,18 +72,45 @@ def methods() -> str:
         f"|---|---|---|---|---|{'---|' * len(batches)}",
     ]
     for method, of in figures.items():
-        difference = of.get("accuracy_difference")
-        points = [f"{100 * difference[key]:+.1f}" for key in ("median", "low", "high")] if difference else []
         cells = [
             f"`{method}`",
             f"{of['accuracy']['median']:.1%}",
-            f"{points[0]} ({points[1]} to {points[2]})" if points else "-",
+            _points(of["accuracy_difference"]) if "accuracy_difference" in of else "-",
             f"{of['tokens_per_step']['median']:.2f}",
             f"{of['tokens_per_forward']['median']:.2f}",
             *(f"{speeds[batch][method]:,.0f}" if method in speeds[batch] else "-" for batch in batches),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def against() -> str:
+    """What each method gains and loses beside `flash-cache`, on both tasks: accuracy, tokens per step and forward."""
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    points: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows_of("small_model"):
+        case = row["case"]
+        if row["metric"] == "accuracy_difference" and row["baseline"]["name"] == "flash-cache":
+            points.setdefault(case["method"], {})[case["task"]] = row
+        elif row["baseline"] is None:
+            found.setdefault(case["method"], {})[case["task"], row["metric"]] = row["median"]
+    tasks = list(dict.fromkeys(task for its in points.values() for task in its))
+    heads = "".join(f" {task.replace('_', ' ')}: points | tokens per step | per forward |" for task in tasks)
+    lines = [f"| method |{heads}", f"|---|{'---|---|---|' * len(tasks)}"]
+    for method, of in points.items():
+        cells = [f"`{method}`"]
+        for task in tasks:
+            cells.append(_points(of[task]))
+            for metric in ("tokens_per_step", "tokens_per_forward"):
+                cells.append(f"{found[method][task, metric] / found['flash-cache'][task, metric]:.2f}x")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _points(difference: Mapping[str, Any]) -> str:
+    """A difference in accuracy and its interval, in percentage points."""
+    middle, low, high = (f"{100 * difference[key]:+.1f}" for key in ("median", "low", "high"))
+    return f"{middle} ({low} to {high})"
 
 
 def iterations() -> str:
@@ -93,14 +120,15 @@ def iterations() -> str:
         case = row["case"]
         found.setdefault((case["batch"], case["name"]), {})[case.get("part", row["metric"])] = row
     lines = [
-        "| batch | method | iteration, ms | its forward, ms (over its floor) | decode tokens/s |",
-        "|---|---|---|---|---|",
+        "| batch | method | tokens per step | iteration, ms | its forward, ms (over its floor) | the rest, ms |",
+        "|---|---|---|---|---|---|",
     ]
     for (batch, name), of in found.items():
         forward = of.get("draft") or of["block"]
         lines.append(
-            f"| {batch} | `{name}` | {1e3 * of['iteration']['median']:.2f} | {1e3 * forward['median']:.2f} "
-            f"({forward['median'] / forward['floor']:.0f}x) | {of['decode_tokens_per_second']['median']:,.0f} |"
+            f"| {batch} | `{name}` | {of['tokens_per_step']['median']:.2f} | {1e3 * of['iteration']['median']:.2f} "
+            f"| {1e3 * forward['median']:.2f} ({forward['median'] / forward['floor']:.0f}x) "
+            f"| {1e3 * of['rest']['median']:.2f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -145,6 +173,7 @@ def timed(name: str, heading: str, unit: str, seconds: float) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "small_model": small_model,
     "methods": methods,
+    "against": against,
     "iterations": iterations,
     "kernels": partial(timed, "kernels", "operation", "us", 1e-6),
     "forward": partial(timed, "forward", "forward", "ms", 1e-3),

@@ -33,7 +33,12 @@ METHODS = (
 )  # fmt: skip
 OWN_PRESETS = ("quality", "balanced", "fast")
 MODULES = {"word_problems": word_problems, "functions": functions}  # that make the tasks' items
-BASELINES = ("llada", "fast-dllm-dual", "flash-cache")  # what the others' accuracy is compared with, item by item
+BASELINES = (
+    "llada",
+    "fast-dllm-dual",
+    "flash-cache",
+    "flash-dllm",
+)  # what the others' accuracy is compared with, item by item
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

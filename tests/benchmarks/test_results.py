@@ -50,6 +50,23 @@ def test_a_table_of_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_table_of_gains_and_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for task, tokens in (("word_problems", 4.0), ("functions", 5.0)):
+        for method, factor in (("flash-cache", 1.0), ("a", 1.5)):
+            case = {"task": task, "method": method}
+            rows += [report.row(case, f"tokens_per_{per}", "tokens", tokens * factor) for per in ("step", "forward")]
+        for name in ("flash-cache", "llada"):
+            beside = {"name": name}
+            rows.append(
+                report.row(case, "accuracy_difference", "fraction", 0.01, low=-0.02, high=0.03, baseline=beside)
+            )
+    monkeypatch.setattr(tables, "rows_of", lambda name: rows)
+    assert tables.against().splitlines()[2:] == [
+        "| `a` | +1.0 (-2.0 to +3.0) | 1.50x | 1.50x | +1.0 (-2.0 to +3.0) | 1.50x | 1.50x |"
+    ]
+
+
 def test_an_unfinished_run_replaces_nothing(tmp_path: Path) -> None:
     file, row = tmp_path / "x.json", report.row({}, "time", "s", 1.0)
     report.write(file, settings={}, rows=[row, row])

@@ -222,6 +222,8 @@ def test_bad_requests_are_refused(llm: LLM) -> None:
         llm.generate("a", Settings(gen_length=8, track_layers=(1, 8)))
     with pytest.raises(ValueError, match="track_budget=129 is more than a slot holds: use at most 128"):
         llm.generate("a", Settings(gen_length=8, track_budget=129))
+    with pytest.raises(ValueError, match="mask_window=129 is more than a slot holds: use at most 128"):
+        llm.generate("a", Settings(gen_length=8, mask_window=129))
     with pytest.raises(ValueError, match="verify_rows=1000000000 are more than can be filled: use at most 160"):
         llm.generate("a", Settings(gen_length=8, verify_rows=10**9))
     if jax.default_backend() == "cpu":
