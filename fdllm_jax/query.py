@@ -48,12 +48,14 @@ def packed_query(
     length: Int[Array, "slots"],
     *,
     rows: int,
+    most: int | None = None,
     scored: Bool[Array, "slots capacity"] | None = None,
     track_layers: tuple[int, ...] | None = None,
 ) -> tuple[Query, Int[Array, "slots"]]:
     """Whole sequences one after the other in `rows` rows, and the first row of each; a length of 0 leaves a slot out.
 
-    length: of prompt and response, at most `rows` in all. scored: positions whose attention is counted.
+    length: of prompt and response, at most `rows` in all, of at most `most` sequences (None: of all slots); an empty
+    block costs attention its launch. scored: positions whose attention is counted.
     """
     slots, capacity = token.shape
     end = jnp.cumsum(length)
@@ -63,12 +65,13 @@ def packed_query(
     real = slot < slots
     slot = jnp.minimum(slot, slots - 1)
     position = jnp.where(real, row - first[slot], 0)
+    of_block = jnp.argsort(length == 0)[:most].astype(jnp.int32)
     query = Query(
         token=token[slot, position],
         position=position,
         slot=slot,
         write=real,
-        block_table=jnp.stack([jnp.arange(slots, dtype=jnp.int32), length, first, length], axis=-1),
+        block_table=jnp.stack([of_block, length[of_block], first[of_block], length[of_block]], axis=-1),
         score_rows=None if scored is None else real & scored[slot, position],
         block_rows=capacity,
         track_layers=track_layers,

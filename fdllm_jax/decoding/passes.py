@@ -21,6 +21,7 @@ from pallas_kernels import HeadStatistics, Noise
 # operations nor reading the weights decides what it costs. More rows would be empty whenever one sequence is begun
 # alone; a size that fits each time would round a sequence's sums by its batch mates.
 PACKED_WORK, MOST_PACKED_ROWS = 2**42, 4096
+SHORT = 128  # tokens of a sequence: a pass has as many blocks as sequences of this length fit
 
 
 class Seen(NamedTuple):
@@ -64,6 +65,7 @@ def whole(
     """
     slots, capacity = state.tokens.shape
     rows = min(slots * capacity, max(capacity, packed_rows(model.config)))
+    most = min(slots, max(1, rows // SHORT))
     tokens = state.tokens if tokens is None else tokens
     marked, layers = tracking or (None, None)
 
@@ -73,8 +75,9 @@ def whole(
     def one_pass(carry: tuple) -> tuple:
         pending, hidden, scores, cache = carry
         length = jnp.where(pending, state.length, 0)
-        fits = pending & (jnp.cumsum(length) <= rows)
-        query, first = packed_query(tokens, jnp.where(fits, length, 0), rows=rows, scored=marked, track_layers=layers)
+        fits = pending & (jnp.cumsum(length) <= rows) & (jnp.cumsum(pending) <= most)
+        of_those = {"rows": rows, "most": most, "scored": marked, "track_layers": layers}
+        query, first = packed_query(tokens, jnp.where(fits, length, 0), **of_those)
         output = model(query, cache)
         found = output.hidden[jnp.minimum(first[:, None] + wanted, rows - 1)]
         hidden = jnp.where(fits[:, None, None], found, hidden)

@@ -559,15 +559,16 @@ def test_several_packed_passes_leave_what_one_does(
     state = start(model, Settings(method="threshold", gen_length=15), 0)
     which, wanted = jnp.array([True, True, False, True]), jnp.broadcast_to(jnp.arange(3, 9), (SLOTS, 6))
     tracking, found, calls = passes.Tracking(state.masked, None), [], []
-    for rows in (4096, 48, 1):
+    for rows, short in ((4096, 1), (48, 1), (1, 1), (4096, 4096)):
         monkeypatch.setattr(passes, "MOST_PACKED_ROWS", rows)
+        monkeypatch.setattr(passes, "SHORT", short)
         seen.clear()
         one = jax.jit(lambda state: passes.whole(model, state, which, wanted, tracking=tracking))
         result, after = jax.block_until_ready(one(state))
         jax.effects_barrier()
         calls.append(len(seen))
         found.append((result.hidden[which], result.scores, after.cache, after.forwards))
-    assert calls == [1, 2, 3]
+    assert calls == [1, 2, 3, 3]
     for other in found[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found[0], other)
 
