@@ -148,13 +148,18 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--task", choices=tuple(SUITES), default="word_problems", metavar="TASK", help="whose prompts")
     p.add_argument("--data", type=Path, help="the task's files, unless it is synthetic")
     p.add_argument("--methods", nargs="*", default=METHODS, metavar="METHOD", help="as of fdllm_jax.compare")
-    p.add_argument("--presets", nargs="*", choices=tuple(PRESETS), default=OWN_PRESETS, metavar="PRESET")
-    p.add_argument("--batch", **batches, default=[1, 8, 32])
-    p.add_argument("--gen-length", **many, default=[256])
-    p.add_argument("--block-length", type=command_line.count, default=16, metavar="N")
-    p.add_argument("--shots", nargs="+", type=int, default=[8], metavar="N", help="worked examples before each prompt")
-    p.add_argument("--problems", type=command_line.count, default=64, metavar="N", help="prompts of each case")
-    p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="timed batches of each case")
+    of_presets = f"presets beside the methods ({' '.join(OWN_PRESETS)}); none after a bare --presets"
+    p.add_argument(
+        "--presets", nargs="*", choices=tuple(PRESETS), default=OWN_PRESETS, metavar="PRESET", help=of_presets
+    )
+    p.add_argument("--batch", **batches, default=[1, 8, 32], help="sequences side by side (1 8 32)")
+    p.add_argument("--gen-length", **many, default=[256], help="response positions (256)")
+    p.add_argument("--block-length", type=command_line.count, default=16, metavar="N", help="(16)")
+    p.add_argument(
+        "--shots", nargs="+", type=int, default=[8], metavar="N", help="worked examples before each prompt (8)"
+    )
+    p.add_argument("--problems", type=command_line.count, default=64, metavar="N", help="prompts of each case (64)")
+    p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="samples of each case (3)")
     command_line.add_model(p, raw=False)
     p.add_argument(
         "--random", type=shape_of, metavar="SHAPE",
@@ -202,8 +207,11 @@ def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[s
         raise ValueError("--random and --schedule DRAFTED VERIFIED belong together: give both, or neither")
     if options.random is not None:
         schedule = replay.Schedule(*options.schedule)
-        if min(schedule) < 0:
-            raise ValueError(f"--schedule {' '.join(map(str, schedule))}: expected numbers of tokens, at least 0")
+        if schedule.drafted < 1 or schedule.verified < 0 or sum(schedule) > options.block_length:
+            raise ValueError(
+                f"--schedule {schedule.drafted} {schedule.verified}: expected at least 1 and 0 tokens a step, and "
+                f"together no more than --block-length {options.block_length}"
+            )
         lengths = {"block_length": options.block_length}
         engine = replay.engine(options.random, schedule, **lengths, dtype=options.dtype, kernels=options.kernels)
         name = (

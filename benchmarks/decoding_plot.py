@@ -52,6 +52,7 @@ def write(file: Path, rows: Rows, title: str) -> None:
         group = groups.setdefault((case["prompt_tokens"], case["gen_length"]), {})
         group.setdefault((case["name"], case["batch"]), []).append(row)
     names = list(dict.fromkeys(row["case"]["name"] for row in rows))
+    has_accuracy = any(row["metric"] == "accuracy" for row in rows)
     batches = sorted({row["case"]["batch"] for row in rows})
     figure = Figure(figsize=(19, 1.4 + 4.4 * len(groups)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -80,6 +81,8 @@ def write(file: Path, rows: Rows, title: str) -> None:
         speed.set_title(f"prompts of {prompt} tokens, {response} response positions", fontsize=9, loc="left")
     shown = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
     figure.legend(shown.values(), shown, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    for accuracy in axes[:, 2]:
+        accuracy.set_visible(has_accuracy)
     figure.suptitle(title, fontsize=10)
     save(figure, file)
 

@@ -56,6 +56,8 @@ class Replayed(LLaDA):
 def engine(shape: Shape, schedule: Schedule, *, block_length: int, dtype: str, kernels: str) -> Callable[[int], LLM]:
     """Engines by their number of slots, of the same random weights, with the shipped tokenizer."""
     small, _ = convert.load(SHIPPED)
+    if shape.vocab_size < small.vocab_size:
+        raise ValueError(f"--random: {shape.vocab_size} ids are fewer than the shipped tokenizer's {small.vocab_size}")
     config = replace(
         small, **shape._asdict(), embedding_size=shape.vocab_size, n_kv_heads=shape.n_heads, weight_tying=False,
         scale_logits=False,

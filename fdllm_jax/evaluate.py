@@ -106,7 +106,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     if (options.output / summary.SUMMARY).is_dir():
         raise ValueError(f"--output {options.output}: {summary.SUMMARY} in it is a directory")
     with Samples(options.output, settings) as samples, command_line.at_interrupt(partial(_kept, plan, samples)):
-        llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
+        slots = options.slots if options.slots == "auto" else min(options.slots, len(plan.items))
+        llm = LLM(options.model, slots=slots, dtype=options.dtype, kernels=options.kernels)
         evaluate(llm, plan, samples)
         chosen = [sample for sample in samples.all if sample.index < len(plan.items)]
         rows = summary.write(options.output, settings, case, chosen, complete=len(chosen) == len(samples.all))
@@ -141,6 +142,11 @@ def evaluate(llm: "LLM", plan: Plan, samples: Samples) -> None:
     todo = [index for index in range(len(plan.items)) if index not in samples.done]
     if not todo:
         return
+    context = llm.config.max_sequence_length
+    if plan.settings.gen_length >= context:
+        raise ValueError(
+            f"--gen-length {plan.settings.gen_length} leaves no room for a prompt: the model has {context} positions"
+        )
     prompts, settings = [plan.items[i].prompt for i in todo], [plan.of_item(i) for i in todo]
     told = False
     pending: dict[Future[dict[str, float]], Sample] = {}

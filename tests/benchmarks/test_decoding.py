@@ -48,6 +48,12 @@ def test_random_weights_commit_by_the_schedule_and_say_so(tmp_path: Path, capsys
     per_step = {r["case"]["name"]: r["median"] for r in results["rows"] if r["metric"] == "tokens_per_step"}
     assert per_step == {"flash-dllm": 5.0, "flash-cache": 2.0, "balanced": pytest.approx(60 / 21)}  # the first drafts 2
 
-    for wrong in (["--random", "llada-8b"], ["--schedule", "1", "1"], [*given[:3], "-1", "2"]):
+    for wrong in (
+        ["--random", "llada-8b"],
+        ["--schedule", "1", "1"],
+        *([*given[:3], *x] for x in (["0", "2"], ["9", "8"])),
+    ):
         assert decoding.main([*wrong, "--batch", "1"]) == 2
         assert "--schedule" in capsys.readouterr().err
+    assert decoding.main(["--random", "64,2,2,96,512", "--schedule", "1", "1"]) == 2
+    assert "512 ids are fewer than the shipped tokenizer's 4096" in capsys.readouterr().err

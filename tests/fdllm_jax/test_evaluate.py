@@ -132,6 +132,13 @@ def test_the_speed_of_a_part_of_a_run_is_not_told(whole: Done, tmp_path: Path, d
     assert "tokens_per_second" not in run(tmp_path, data, *sampled, "--limit", "2").figures
 
 
+def test_a_response_longer_than_the_context_is_refused_and_binds_nothing(tmp_path: Path, data: Path) -> None:
+    done = run(tmp_path, data, "--gen-length", "4096")
+    assert done.code == 2 and "--gen-length 4096 leaves no room for a prompt: the model has 4096 positions" in done.err
+    done = run(tmp_path, data, "--limit", "1", "--slots", "9")
+    assert done.code == 0 and [sample["slots"] for sample in done.samples] == [1]  # no more than there are items
+
+
 BAD = {
     "task": (["--task", "magic"], "invalid choice: 'magic'"),
     "data": (["--data", "/nowhere/a.jsonl"], "/nowhere/a.jsonl"),
