@@ -212,12 +212,11 @@ def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[s
                 f"--schedule {schedule.drafted} {schedule.verified}: expected at least 1 and 0 tokens a step, and "
                 f"together no more than --block-length {options.block_length}"
             )
-        lengths = {"block_length": options.block_length}
-        engine = replay.engine(options.random, schedule, **lengths, dtype=options.dtype, kernels=options.kernels)
-        name = (
-            f"random weights of {','.join(map(str, options.random))}, commits replayed: {schedule.drafted} drafted and "
-        )
-        return engine, {"model": f"{name}{schedule.verified} verified a step", "dtype": str(engine(1).dtype)}
+        how = {"block_length": options.block_length, "dtype": options.dtype, "kernels": options.kernels}
+        engine = replay.engine(options.random, schedule, **how)
+        name = f"random weights of {','.join(map(str, options.random))}, commits replayed: "
+        name += f"{schedule.drafted} drafted and {schedule.verified} verified a step"
+        return engine, {"model": name, "dtype": str(engine(1).dtype)}
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
 
     def with_slots(slots: int) -> LLM:

@@ -100,7 +100,7 @@ def decode(
     with memory.told(program.plan):
         state = program.start()
     waiting, running = iter(jobs), dict[int, Job]()
-    ready: deque[tuple[Job, np.ndarray]] = deque()  # those that come next, with the orders that admit them
+    ready = deque(_with_orders(islice(waiting, program.slots)))  # those that come next
     admitted, steps, known = [0.0] * program.slots, *np.zeros((2, program.slots), np.int32)
     orders = exchange.Orders(program.slots, program.capacity)
     stops = Stops.of(tokenizer, jobs)
@@ -110,8 +110,6 @@ def decode(
     over = time.perf_counter()
     with ThreadPoolExecutor(1) as device:
         while True:
-            if not ready:
-                ready.extend(_with_orders(islice(waiting, program.slots)))
             for slot in range(program.slots):
                 if slot not in running and ready:
                     running[slot], order = ready.popleft()
