@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -222,7 +223,7 @@ def _head_cases(sizes: Sizes) -> list[Case]:
 
 def _attention_cases(sizes: Sizes, op: str) -> list[Case]:
     """`scheduled_attention`, the same with scores of half of the rows, or a buffer's."""
-    shape, keys_a_slot, rows = sizes.shape, sizes.keys, sizes.queries
+    keys_a_slot, rows = sizes.keys, sizes.queries
     scored = op == "scheduled_attention_scores"
 
     def make(slots: int, key: jax.Array, sets: int) -> tuple[Any, tuple[Any, ...]]:
@@ -237,23 +238,13 @@ def _attention_cases(sizes: Sizes, op: str) -> list[Case]:
             return tuple(scheduled_attention(q, k_cache, v_cache, table, score_rows=marked, **run))
         return (scheduled_attention(q, k_cache, v_cache, table, **run),)
 
-    return [
-        Case(
-            op=op,
-            at={"slots": slots, "rows": rows, "keys": keys_a_slot},
-            work=roofline.scheduled_attention(shape, rows=rows, slots=slots, kv_length=keys_a_slot, scores=scored),
-            make=lambda key, sets, slots=slots: make(slots, key, sets),
-            call=call,
-            follow=lambda q, outputs: (outputs[0], outputs[1:]),
-            operand_bytes=4 * slots * keys_a_slot * shape.heads * shape.head_dim,
-        )
-        for slots in sizes.slots
-    ]
+    work = partial(roofline.scheduled_attention, sizes.shape, rows=rows, kv_length=keys_a_slot, scores=scored)
+    return _by_slots(sizes, op, rows, work, make, call)
 
 
 def _buffer_cases(sizes: Sizes, op: str) -> list[Case]:
     """`verify_attention` of a verify pass's buffer, or of a one-pass verify's, with scores."""
-    shape, keys_a_slot, one_pass = sizes.shape, sizes.keys, op == "onepass_attention"
+    keys_a_slot, one_pass = sizes.keys, op == "onepass_attention"
     rows = sizes.onepass_rows if one_pass else sizes.verify_rows
     # By tenths or halves of the rows. One pass: tracked, the window's candidates, the rest of it, and of each candidate
     # its draft and its plain view. Two: a draft and an undecoded row of each candidate.
@@ -279,15 +270,28 @@ def _buffer_cases(sizes: Sizes, op: str) -> list[Case]:
             return tuple(verify_attention(q, *inputs, **run, score_rows=marked))
         return (verify_attention(q, *inputs, **run),)
 
+    work = partial(roofline.verify_attention, sizes.shape, rows=rows, kv_length=keys_a_slot, scores=one_pass)
+    return _by_slots(sizes, op, rows, work, make, call)
+
+
+def _by_slots(
+    sizes: Sizes,
+    op: str,
+    rows: int,
+    work: Callable[..., Work],
+    make: Callable[[int, jax.Array, int], tuple[Any, tuple[Any, ...]]],
+    call: Callable[[Any, Any, Any], Outputs],
+) -> list[Case]:
+    """A case of attention for each number of slots."""
     return [
         Case(
             op=op,
-            at={"slots": slots, "rows": rows, "keys": keys_a_slot},
-            work=roofline.verify_attention(shape, rows=rows, slots=slots, kv_length=keys_a_slot, scores=one_pass),
-            make=lambda key, sets, slots=slots: make(slots, key, sets),
+            at={"slots": slots, "rows": rows, "keys": sizes.keys},
+            work=work(slots=slots),
+            make=partial(make, slots),
             call=call,
             follow=lambda q, outputs: (outputs[0], outputs[1:]),
-            operand_bytes=4 * slots * keys_a_slot * shape.heads * shape.head_dim,
+            operand_bytes=4 * slots * sizes.keys * sizes.shape.heads * sizes.shape.head_dim,
         )
         for slots in sizes.slots
     ]
