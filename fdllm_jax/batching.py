@@ -138,7 +138,7 @@ def decode(
                 load.busy += int(taken.sum())
             if watch is not None:
                 watch([Snapshot(job.index, *response(seen, slot, job)) for slot, job in running.items()])
-            before, known = known, seen.known
+            before, known = known, seen.known.copy()
             done = [slot for slot in running if not seen.live[slot]]
             if stops:
                 stopped = stops.found(seen, running, before, known)

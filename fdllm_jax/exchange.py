@@ -44,29 +44,28 @@ def admission(prompt: Sequence[int], settings: Settings) -> np.ndarray:
 
 
 class Report(NamedTuple):
-    """What the device says of all slots; see `DecodeState` and `Trace` for the fields."""
+    """What the device says of all slots; see `DecodeState` and `Trace` for the fields.
+
+    known: positions before the first masked one; all, if none is masked.
+    """
 
     live: np.ndarray
     step: np.ndarray
     forwards: np.ndarray
+    known: np.ndarray
     tokens: np.ndarray
     masked: np.ndarray
     step_of: np.ndarray
     rule_of: np.ndarray
     confidence_of: np.ndarray
 
-    @property
-    def known(self) -> np.ndarray:
-        """Of each slot how many positions lie before the first masked one; all, if none is masked."""
-        return np.where(self.masked.any(axis=1), self.masked.argmax(axis=1), self.masked.shape[1])
-
     @classmethod
     def of(cls, packed: Array) -> Self:
         """The report that `advance` packed."""
-        by_slot, by_position = np.split(np.asarray(packed), [3], axis=1)
+        by_slot, by_position = np.split(np.asarray(packed), [4], axis=1)
         tokens, masked, step_of, rule_of, confidence_of = np.split(by_position, 5, axis=1)
         return cls(
-            by_slot[:, 0] != 0, by_slot[:, 1], by_slot[:, 2], tokens, masked != 0, step_of, rule_of,
+            by_slot[:, 0] != 0, *by_slot.T[1:], tokens, masked != 0, step_of, rule_of,
             np.ascontiguousarray(confidence_of).view(np.float32),
         )  # fmt: skip
 
@@ -96,7 +95,8 @@ def advance(
     state = admit(state, what == ADMIT, prompt, request, method.memory(len(what)), mask_token_id)
     state = run(parameters, state, max_steps, graphdef=graphdef, method=method)
     trace = state.trace
-    by_slot = jnp.stack([state.live.astype(jnp.int32), state.step, state.forwards], axis=1)
+    known = jnp.where(jnp.any(state.masked, axis=1), jnp.argmax(state.masked, axis=1), state.masked.shape[1])
+    by_slot = jnp.stack([state.live.astype(jnp.int32), state.step, state.forwards, known], axis=1)
     confidence = jax.lax.bitcast_convert_type(trace.confidence, jnp.int32)
     by_position = [state.tokens, state.masked.astype(jnp.int32), trace.step, trace.rule, confidence]
     return state, jnp.concatenate([by_slot, *by_position], axis=1)

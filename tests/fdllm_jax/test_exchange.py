@@ -54,10 +54,9 @@ def test_the_slots_are_as_ordered_and_reported() -> None:
     state, seen = advance(state, orders, 1)
     assert seen.live.tolist() == [False, True, False] and seen.step.tolist() == [0, 1, 0]
     trace = state.trace
-    for found, expected in zip(
-        seen,
-        (state.live, state.step, state.forwards, state.tokens, state.masked, trace.step, trace.rule, trace.confidence),
-        strict=True,
-    ):
+    known = np.array([([*row, True]).index(True) for row in state.masked.tolist()], np.int32)
+    by_slot = (state.live, state.step, state.forwards, known)
+    by_position = (state.tokens, state.masked, trace.step, trace.rule, trace.confidence)
+    for found, expected in zip(seen, (*by_slot, *by_position), strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)

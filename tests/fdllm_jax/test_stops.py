@@ -18,6 +18,17 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(SHIPPED)
 
 
+def report(
+    tokens: np.ndarray, masked: np.ndarray, live: np.ndarray, step: int = 0, step_of: np.ndarray | None = None
+) -> Report:
+    """A report of which only these matter."""
+    each = np.full(len(tokens), step, np.int32)
+    known = np.array([([*row, True]).index(True) for row in masked.tolist()], np.int32)
+    step_of = np.zeros(tokens.shape, np.int32) if step_of is None else step_of
+    confidence = np.zeros(tokens.shape, np.float32)
+    return Report(live, each, each, known, tokens, masked, step_of, np.zeros_like(step_of), confidence)
+
+
 @pytest.mark.parametrize(
     "stop", [("Question:",), ("€.", "####"), ("🙂",), ("= 2", "left"), ("\n\n",), (" ",), ("no such",)]
 )
@@ -38,10 +49,7 @@ def test_a_stop_string_is_found_at_the_look_at_which_it_is_whole(
     assert search is not None
     for now in looks:
         masked = step_of >= now
-        by_slot = np.array([1], np.int32)
-        seen = Report(
-            by_slot > 0, by_slot * now, by_slot, tokens, masked, step_of, step_of * 0, np.zeros(step_of.shape)
-        )
+        seen = report(tokens, masked, np.array([True]), step=now, step_of=step_of)
         expected = any(one in text_of(tokenizer, seen, 0, job)[1] for one in stop)
         assert search.found(seen, {0: job}, known, seen.known) == [0] * expected
         known = seen.known
@@ -60,7 +68,7 @@ def test_the_search_tells_slots_and_ends_apart(tokenizer: Tokenizer) -> None:
     masked = np.zeros(tokens.shape, np.bool_)
     masked[:, len(text) + 2] = True
     live = np.array([True, True, True, False, True])
-    seen = Report(live, *np.zeros((2, 5), np.int32), tokens, masked, *np.zeros((3, *tokens.shape), np.int32))
+    seen = report(tokens, masked, live)
     search = Stops.of(tokenizer, jobs.values())
     assert search is not None
     assert search.found(seen, jobs, np.ones(5, np.int64), seen.known) == [4]
@@ -82,10 +90,9 @@ def test_bytes_that_are_no_character_end_a_text_at_the_replacement_character(tok
     tokens = np.array([[5, *ids, 0]], np.int32)
     search = Stops.of(tokenizer, [job])
     assert search is not None and "\ufffd" in tokenizer.decode(half)
-    none = np.zeros((3, *tokens.shape), np.int32)
     for count, found in ((len(half), []), (len(ids), [0])):  # until the next token it may become one
         masked = np.arange(tokens.shape[1])[None] > count
-        seen = Report(masked.any(1), *np.zeros((2, 1), np.int32), tokens, masked, *none)
+        seen = report(tokens, masked, masked.any(1))
         assert search.found(seen, {0: job}, np.ones(1, np.int64), seen.known) == found
 
 
@@ -100,10 +107,7 @@ def ended_at_a_look(tokenizer: Tokenizer, ids: list[int], job: Job, rng: np.rand
     while True:
         now = min(int(known[0]) + int(rng.integers(0, 5)), tokens.shape[1])
         masked = np.arange(tokens.shape[1])[None] >= now
-        seen = Report(
-            masked.any(1), *np.ones((2, 1), np.int32), tokens, masked, *np.zeros((2, *tokens.shape), np.int32),
-            np.zeros(tokens.shape, np.float32),
-        )  # fmt: skip
+        seen = report(tokens, masked, masked.any(1), step=1)
         if not seen.live[0] or search.found(seen, {0: job}, known, seen.known):
             return harvest(tokenizer, seen, 0, job, 1.0)
         known = seen.known
