@@ -45,7 +45,7 @@ class Sizes:
 
 
 LARGE = Sizes(
-    shape=LLADA_8B, queries=128, verify_rows=32, onepass_rows=160, keys=1280, rows=(64, 128, 160, 1024, 4096),
+    shape=LLADA_8B, queries=128, verify_rows=32, onepass_rows=96, keys=1280, rows=(64, 128, 160, 1024, 4096),
     slots=(1, 8, 32),
 )  # fmt: skip
 TINY = Sizes(

@@ -420,7 +420,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", nargs="+", choices=tuple(OPS), default=tuple(OPS), metavar="OP", help=", ".join(OPS))
     parser.add_argument("--rows", nargs="+", type=int, help="rows of the products")
     parser.add_argument(
-        "--slots", nargs="+", type=int, help="slots of the attention, 128 queries (verify: 32, one pass: 160) each"
+        "--slots", nargs="+", type=int, help="slots of the attention, 128 queries (verify: 32, one pass: 96) each"
     )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="of the inputs; by default a fresh one")

@@ -22,9 +22,12 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
         "type": float, "metavar": "E", "help": "all but llada: commit from this confidence (default: 0.9)"
     },
     "factor": {"type": float, "metavar": "F", "help": "fast-dllm: commit by this factor in place of the threshold"},
-    "mask_window": {"type": int, "metavar": "N", "help": "flash: masked positions that a pass computes (default: 64)"},
+    "mask_window": {
+        "type": int, "metavar": "N", "help": "flash: masked positions that a pass computes (default: 64; one-pass: 32)"
+    },
     "track_budget": {
-        "type": int, "metavar": "N", "help": "flash: decoded positions that a pass computes anew (default: 64)"
+        "type": int, "metavar": "N",
+        "help": "flash: decoded positions that a pass computes anew (default: 64; one-pass: 32)",
     },
     "track_layers": {
         "type": int, "nargs": "+", "metavar": "I", "help": "flash: layers whose attention chooses them (default: all)"

@@ -29,7 +29,9 @@ METHODS = (
     "flash-dllm:threshold=0.995,gamma=0.98", "flash-dllm:threshold=0.995,gamma=0.98,mask_window=16,track_budget=16",
     # What the options that go beyond the paper gain and lose:
     "flash-dllm:isolation=strict", "flash-dllm:isolation=strict,max_deviation=0.1", "flash-dllm:bonus",
-    "flash-dllm:skip_verify",
+    "flash-dllm:skip_verify", "flash-dllm:order=position",
+    # With one-pass verify's narrower windows, and one-pass verify without them:
+    "flash-dllm:mask_window=32,track_budget=32", "flash-dllm-onepass:mask_window=64,track_budget=64",
 )  # fmt: skip
 OWN_PRESETS = ("quality", "balanced", "fast")
 MODULES = {"word_problems": word_problems, "functions": functions}  # that make the tasks' items
