@@ -38,7 +38,7 @@ def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Se
     seen: list[Report] = []
     while not seen or seen[-1].live.any():
         given, most = (none, MOST_STEPS) if seen else (orders, 1)
-        state, packed = program.advance(state, given.array, np.int32(most))
+        state, packed = program.advance(state, given.array, np.array([1, most], np.int32))
         seen.append(Report.of(packed))
         moments.append(time.perf_counter())
     results = [harvest(llm.tokenizer, seen[-1], slot, job, moments[-1] - moments[0]) for slot, job in enumerate(jobs)]

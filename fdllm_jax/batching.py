@@ -20,6 +20,7 @@ from fdllm_jax.tokenizer import Tokenizer
 
 STEPS_AT_FIRST, SECONDS_BETWEEN_LOOKS = 8, 0.05
 MOST_STEPS_WITH_STOPS, SECONDS_WITH_STOPS = 8, 0.02  # steps behind a stop string are for nothing
+SHORT_CALL = 0.005  # s; of shorter ones the host's part would count more than the step that a free slot waits for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Program:
     capacity: int
     plan: memory.Plan
     start: Callable[[], DecodeState]
-    advance: Callable[[DecodeState, np.ndarray, np.int32], tuple[DecodeState, jax.Array]]
+    advance: Callable[[DecodeState, np.ndarray, np.ndarray], tuple[DecodeState, jax.Array]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,9 +69,11 @@ class Load:
 class Looks:
     """How many denoising steps lie between two looks of the host, now and at most, and for how many seconds at least.
 
-    A call returns when a sequence has ended. Looks in between are for watchers, stop strings and Ctrl-C.
+    A call returns when a sequence has ended, but not before `fewest` steps: 1, or 2 where calls are short. Looks in
+    between are for watchers, stop strings and Ctrl-C.
     """
 
+    fewest: int
     steps: int
     most: int
     seconds: float
@@ -79,13 +82,21 @@ class Looks:
     def of(cls, *, watched: bool, stops: bool) -> "Looks":
         """The first: what a step takes is not known yet."""
         if watched:
-            return cls(1, 1, 0.0)
+            return cls(1, 1, 1, 0.0)
         if stops:
-            return cls(1, MOST_STEPS_WITH_STOPS, SECONDS_WITH_STOPS)
-        return cls(STEPS_AT_FIRST, MOST_STEPS, SECONDS_BETWEEN_LOOKS)
+            return cls(1, 1, MOST_STEPS_WITH_STOPS, SECONDS_WITH_STOPS)
+        return cls(1, STEPS_AT_FIRST, MOST_STEPS, SECONDS_BETWEEN_LOOKS)
 
-    def after(self, seconds: float) -> "Looks":
-        """The next, after a call of some seconds: twice as many steps if it came too soon."""
+    @property
+    def bounds(self) -> np.ndarray:
+        """Steps of a call, at least and at most."""
+        return np.array([self.fewest, self.steps], np.int32)
+
+    def after(self, seconds: float, *, ended: bool) -> "Looks":
+        """The next, after a call of some seconds that a sequence has ended or not: more steps if it came too soon."""
+        if ended:
+            least = min(2, self.most) if seconds < SHORT_CALL else self.fewest
+            return replace(self, fewest=least, steps=max(least, self.steps))
         return replace(self, steps=min(2 * self.steps, self.most)) if seconds < self.seconds else self
 
 
@@ -119,7 +130,7 @@ def decode(
             if not running:
                 break
             began = time.perf_counter()
-            call = device.submit(_called, program, state, orders, looks.steps, started := Event())
+            call = device.submit(_called, program, state, orders, looks.bounds, started := Event())
             started.wait()
             for result in (make() for make in ended):
                 load.busy -= steps_behind_stop(result) if crowded else 0
@@ -146,8 +157,7 @@ def decode(
                 done += stopped
             ended = [partial(harvest, tokenizer, seen, i, running.pop(i), over - admitted[i]) for i in done]
             steps = seen.step.copy()
-            if not ended:
-                looks = looks.after(over - began)
+            looks = looks.after(over - began, ended=bool(ended))
     for make in ended:
         yield make()
 
@@ -158,12 +168,12 @@ def _with_orders(jobs: Iterable[Job]) -> list[tuple[Job, np.ndarray]]:
 
 
 def _called(
-    program: Program, state: DecodeState, orders: exchange.Orders, steps: int, started: Event
+    program: Program, state: DecodeState, orders: exchange.Orders, steps: np.ndarray, started: Event
 ) -> tuple[DecodeState, exchange.Report, float]:
     """A call, waited for: the new state, the report, and when it was over.
 
     Python's lock is this thread's until the device is at work: who waits for `started` does not hold it up.
     """
     started.set()
-    state, packed = program.advance(state, orders.array, np.int32(steps))
+    state, packed = program.advance(state, orders.array, steps)
     return state, exchange.Report.of(packed), time.perf_counter()

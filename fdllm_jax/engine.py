@@ -258,7 +258,7 @@ class LLM:
             self._parameters,
             jax.eval_shape(start),
             exchange.Orders(slots, capacity).array,
-            np.int32(0),
+            np.zeros(2, np.int32),
             graphdef=self._graphdef,
             method=method,
             mask_token_id=self.config.mask_token_id,

@@ -63,9 +63,10 @@ class Report(NamedTuple):
     def of(cls, packed: Array) -> Self:
         """The report that `advance` packed."""
         by_slot, by_position = np.split(np.asarray(packed), [4], axis=1)
+        live, step, forwards, known = by_slot.T
         tokens, masked, step_of, rule_of, confidence_of = np.split(by_position, 5, axis=1)
         return cls(
-            by_slot[:, 0] != 0, *by_slot.T[1:], tokens, masked != 0, step_of, rule_of,
+            live != 0, step, forwards, known, tokens, masked != 0, step_of, rule_of,
             np.ascontiguousarray(confidence_of).view(np.float32),
         )  # fmt: skip
 
@@ -81,19 +82,22 @@ def advance(
     parameters: nnx.State,
     state: DecodeState,
     orders: Int[Array, "slots order"],
-    max_steps: Int[Array, ""],
+    steps: Int[Array, "2"],
     *,
     graphdef: nnx.GraphDef,
     method: Method,
     mask_token_id: int,
 ) -> tuple[DecodeState, Int[Array, "slots report"]]:
-    """Obey the orders (`Orders.array`), then `run`; the state, and what a `Report` is made of. The state is donated."""
+    """Obey the orders (`Orders.array`), then `run` at least and at most so many steps.
+
+    Returns the state, and what a `Report` is made of. The state is donated.
+    """
     what, bits, prompt = orders[:, 0], orders[:, 1 : 1 + len(_REQUEST)], orders[:, 1 + len(_REQUEST) :]
     numbers = [jax.lax.bitcast_convert_type(bits[:, i], like.dtype) for i, like in enumerate(_REQUEST)]
     request = jax.tree.unflatten(_STRUCTURE, numbers)
     state = replace(state, live=state.live & (what != END))
     state = admit(state, what == ADMIT, prompt, request, method.memory(len(what)), mask_token_id)
-    state = run(parameters, state, max_steps, graphdef=graphdef, method=method)
+    state = run(parameters, state, steps[1], steps[0], graphdef=graphdef, method=method)
     trace = state.trace
     known = jnp.where(jnp.any(state.masked, axis=1), jnp.argmax(state.masked, axis=1), state.masked.shape[1])
     by_slot = jnp.stack([state.live.astype(jnp.int32), state.step, state.forwards, known], axis=1)

@@ -13,15 +13,22 @@ from fdllm_jax.decoding.state import DecodeState
 
 @partial(jax.jit, static_argnames=("graphdef", "method"), donate_argnames="state")
 def run(
-    parameters: nnx.State, state: DecodeState, max_steps: Int[Array, ""], *, graphdef: nnx.GraphDef, method: Method
+    parameters: nnx.State,
+    state: DecodeState,
+    max_steps: Int[Array, ""],
+    min_steps: Int[Array, ""] | int = 1,
+    *,
+    graphdef: nnx.GraphDef,
+    method: Method,
 ) -> DecodeState:
-    """Step until a slot has finished or `max_steps` steps are done. The state is donated."""
+    """Step until a slot has finished and `min_steps` steps are done, or `max_steps`. The state is donated."""
     model = nnx.merge(graphdef, parameters)
     live_at_start = state.live
 
     def going(carry: tuple[Array, DecodeState]) -> Array:
         done, state = carry
-        return (done < max_steps) & jnp.any(state.live) & jnp.all(state.live == live_at_start)
+        waited_for = (done < min_steps) | jnp.all(state.live == live_at_start)
+        return (done < max_steps) & jnp.any(state.live) & waited_for
 
     def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
         done, state = carry

@@ -61,15 +61,23 @@ def test_a_slow_consumer_s_time_is_not_the_device_s(llm: LLM) -> None:
 
 def test_looks_come_at_steps_or_seconds() -> None:
     looks = Looks.of(watched=False, stops=False)
-    soon = looks.after(0.001)
-    assert soon.steps == 2 * looks.steps and soon.after(9.0) == soon
+    soon = looks.after(0.001, ended=False)
+    assert soon.steps == 2 * looks.steps and soon.after(9.0, ended=False) == soon
     for _ in range(64):
-        looks = looks.after(0.0)
+        looks = looks.after(0.0, ended=False)
     assert looks.steps == MOST_STEPS
     stops = Looks.of(watched=False, stops=True)
-    assert [(stops := stops.after(0.0)).steps for _ in range(4)] == [2, 4, 8, 8]
+    assert [(stops := stops.after(0.0, ended=False)).steps for _ in range(4)] == [2, 4, 8, 8]
     watched = Looks.of(watched=True, stops=True)
-    assert watched.steps == watched.after(0.0).steps == 1
+    assert watched.bounds.tolist() == watched.after(0.0, ended=False).bounds.tolist() == [1, 1]
+    assert watched.after(0.0, ended=True) == watched
+
+
+def test_a_free_slot_waits_for_another_step_where_calls_are_short() -> None:
+    looks = Looks.of(watched=False, stops=True)
+    assert looks.bounds.tolist() == looks.after(1.0, ended=True).bounds.tolist() == [1, 1]
+    short = looks.after(0.001, ended=True)
+    assert short.bounds.tolist() == [2, 2] and short.after(1.0, ended=True) == short
 
 
 def test_ctrl_c_gives_what_has_finished(llm: LLM) -> None:

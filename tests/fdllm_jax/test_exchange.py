@@ -37,7 +37,7 @@ def test_the_slots_are_as_ordered_and_reported() -> None:
 
     def advance(state: DecodeState, orders: exchange.Orders, steps: int) -> tuple[DecodeState, exchange.Report]:
         model = {"graphdef": graphdef, "method": method, "mask_token_id": config.mask_token_id}
-        state, packed = exchange.advance(parameters, state, orders.array, np.int32(steps), **model)
+        state, packed = exchange.advance(parameters, state, orders.array, np.array([1, steps], np.int32), **model)
         return state, exchange.Report.of(packed)
 
     state, seen = advance(state, orders, 0)

@@ -99,8 +99,9 @@ class Decoder:
         row[: len(asked.prompt)] = asked.prompt
         return self.admit(state, *for_slot(state, slot, row, Request.of(len(asked.prompt), asked.settings)))
 
-    def run(self, state: DecodeState, steps: int) -> DecodeState:
-        return run(self.parameters, state, jnp.int32(steps), graphdef=self.graphdef, method=self.method)
+    def run(self, state: DecodeState, steps: int, least: int = 1) -> DecodeState:
+        model: dict[str, Any] = {"graphdef": self.graphdef, "method": self.method}
+        return run(self.parameters, state, jnp.int32(steps), jnp.int32(least), **model)
 
     def step(self, state: DecodeState) -> tuple[DecodeState, np.ndarray]:
         """The next state, and in how many passes each slot had rows."""
@@ -278,6 +279,21 @@ def test_every_step(decoder_of: Callable[[Settings], Decoder], name: str) -> Non
             assert outcome(alone) == outcome(together)
 
     check()
+
+
+@pytest.mark.parametrize(("least", "most", "taken"), [(1, 8, 1), (3, 8, 3), (3, 2, 2), (8, 8, 5)])
+def test_run_goes_on_behind_the_end_of_a_slot_as_told(
+    decoder_of: Callable[[Settings], Decoder], least: int, most: int, taken: int
+) -> None:
+    """Of two slots one ends with the first step, the other with its fifth: there is no EOS."""
+    program = replace(PROGRAMS["flash-cache"], threshold=1.0)
+    decoder = decoder_of(program)
+    decoder.method = method_of(program, eos_ids=())
+    state = decoder.empty()
+    for slot, gen_length in enumerate((1, 5)):
+        state = decoder.put(state, slot, Asked(prompt=[5, 6], settings=replace(program, gen_length=gen_length)))
+    state = decoder.run(state, most, least)
+    assert state.step.tolist()[:2] == [1, taken] and state.live.tolist()[:2] == [False, taken < 5]
 
 
 def test_an_empty_slot_does_not_change(decoder_of: Callable[[Settings], Decoder]) -> None:
