@@ -17,10 +17,12 @@ from fdllm_jax.decoding.state import MOST_STEPS, DecodeState
 from fdllm_jax.job import Job, Result, Snapshot, Watcher, harvest, response, steps_behind_stop
 from fdllm_jax.stops import Stops
 from fdllm_jax.tokenizer import Tokenizer
+from pallas_kernels.turns import RUNNING
 
 STEPS_AT_FIRST, SECONDS_BETWEEN_LOOKS = 8, 0.05
 MOST_STEPS_WITH_STOPS, SECONDS_WITH_STOPS = 8, 0.02  # steps behind a stop string are for nothing
-SHORT_CALL = 0.005  # s; of shorter ones the host's part would count more than the step that a free slot waits for
+SHORT_CALL = 0.01  # s; of shorter ones the host's part would count more than the free slot that waits for another
+ENDED_OF_SLOTS = 16  # where calls are short, one of so many slots has ended before the host looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,34 +71,32 @@ class Load:
 class Looks:
     """How many denoising steps lie between two looks of the host, now and at most, and for how many seconds at least.
 
-    A call returns when a sequence has ended, but not before `fewest` steps: 1, or 2 where calls are short. Looks in
-    between are for watchers, stop strings and Ctrl-C.
+    A call returns when a sequence has ended; where calls are short and prompts wait, when some slots are free for them.
+    Looks in between are for watchers, stop strings and Ctrl-C.
     """
 
-    fewest: int
     steps: int
     most: int
     seconds: float
+    short: bool = False
 
     @classmethod
     def of(cls, *, watched: bool, stops: bool) -> "Looks":
         """The first: what a step takes is not known yet."""
         if watched:
-            return cls(1, 1, 1, 0.0)
+            return cls(1, 1, 0.0)
         if stops:
-            return cls(1, 1, MOST_STEPS_WITH_STOPS, SECONDS_WITH_STOPS)
-        return cls(1, STEPS_AT_FIRST, MOST_STEPS, SECONDS_BETWEEN_LOOKS)
+            return cls(1, MOST_STEPS_WITH_STOPS, SECONDS_WITH_STOPS)
+        return cls(STEPS_AT_FIRST, MOST_STEPS, SECONDS_BETWEEN_LOOKS)
 
-    @property
-    def bounds(self) -> np.ndarray:
-        """Steps of a call, at least and at most."""
-        return np.array([self.fewest, self.steps], np.int32)
+    def until(self, slots: int, *, crowded: bool) -> np.ndarray:
+        """How many slots have ended, or steps are done, when the next call returns."""
+        return np.array([max(1, slots // ENDED_OF_SLOTS) if self.short and crowded else 1, self.steps], np.int32)
 
     def after(self, seconds: float, *, ended: bool) -> "Looks":
         """The next, after a call of some seconds that a sequence has ended or not: more steps if it came too soon."""
         if ended:
-            least = min(2, self.most) if seconds < SHORT_CALL else self.fewest
-            return replace(self, fewest=least, steps=max(least, self.steps))
+            return replace(self, short=self.short or seconds < SHORT_CALL)
         return replace(self, steps=min(2 * self.steps, self.most)) if seconds < self.seconds else self
 
 
@@ -108,8 +108,8 @@ def decode(
     While the device works on a call, which a thread waits for, the host makes results of what the one before it has
     ended. load: is kept up to date. Raises OutOfMemory, with the program's plan.
     """
-    with memory.told(program.plan):
-        state = program.start()
+    with memory.told(program.plan), RUNNING:
+        state = jax.block_until_ready(program.start())
     waiting, running = iter(jobs), dict[int, Job]()
     ready = deque(_with_orders(islice(waiting, program.slots)))  # those that come next
     admitted, steps, known = [0.0] * program.slots, *np.zeros((2, program.slots), np.int32)
@@ -130,7 +130,8 @@ def decode(
             if not running:
                 break
             began = time.perf_counter()
-            call = device.submit(_called, program, state, orders, looks.bounds, started := Event())
+            until = looks.until(program.slots, crowded=bool(ready))
+            call = device.submit(_called, program, state, orders, until, started := Event())
             started.wait()
             for result in (make() for make in ended):
                 load.busy -= steps_behind_stop(result) if crowded else 0
@@ -168,12 +169,13 @@ def _with_orders(jobs: Iterable[Job]) -> list[tuple[Job, np.ndarray]]:
 
 
 def _called(
-    program: Program, state: DecodeState, orders: exchange.Orders, steps: np.ndarray, started: Event
+    program: Program, state: DecodeState, orders: exchange.Orders, until: np.ndarray, started: Event
 ) -> tuple[DecodeState, exchange.Report, float]:
     """A call, waited for: the new state, the report, and when it was over.
 
     Python's lock is this thread's until the device is at work: who waits for `started` does not hold it up.
     """
-    started.set()
-    state, packed = program.advance(state, orders.array, steps)
-    return state, exchange.Report.of(packed), time.perf_counter()
+    with RUNNING:
+        started.set()
+        state, packed = program.advance(state, orders.array, until)
+        return state, exchange.Report.of(packed), time.perf_counter()

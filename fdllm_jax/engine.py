@@ -25,6 +25,7 @@ from fdllm_jax.settings import DTYPES, Settings
 from fdllm_jax.tokenizer import Tokenizer
 from pallas_kernels import choose
 from pallas_kernels.self_check import ModelShape, checked
+from pallas_kernels.turns import RUNNING
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ASSETS / "fdllm-9m"
@@ -79,7 +80,8 @@ class LLM:
         implementation = choose(kernels)
         directory = SHIPPED if path is None else convert.resolve(str(path))
         tokenizer = Tokenizer(directory)
-        config, parameters = convert.load(directory, dtype=dtype_of(dtype))
+        with RUNNING:
+            config, parameters = convert.load(directory, dtype=dtype_of(dtype))
         implementation = checked(implementation, ModelShape.of(config), dtype_of(dtype))
         model = from_parameters(config, parameters, kernels=implementation)
         self._hold(model, tokenizer, name_of(path), slots, capacity)

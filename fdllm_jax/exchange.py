@@ -82,13 +82,13 @@ def advance(
     parameters: nnx.State,
     state: DecodeState,
     orders: Int[Array, "slots order"],
-    steps: Int[Array, "2"],
+    until: Int[Array, "2"],
     *,
     graphdef: nnx.GraphDef,
     method: Method,
     mask_token_id: int,
 ) -> tuple[DecodeState, Int[Array, "slots report"]]:
-    """Obey the orders (`Orders.array`), then `run` at least and at most so many steps.
+    """Obey the orders (`Orders.array`), then `run` until so many slots have finished, for so many steps at most.
 
     Returns the state, and what a `Report` is made of. The state is donated.
     """
@@ -97,7 +97,7 @@ def advance(
     request = jax.tree.unflatten(_STRUCTURE, numbers)
     state = replace(state, live=state.live & (what != END))
     state = admit(state, what == ADMIT, prompt, request, method.memory(len(what)), mask_token_id)
-    state = run(parameters, state, steps[1], steps[0], graphdef=graphdef, method=method)
+    state = run(parameters, state, until[1], until[0], graphdef=graphdef, method=method)
     trace = state.trace
     known = jnp.where(jnp.any(state.masked, axis=1), jnp.argmax(state.masked, axis=1), state.masked.shape[1])
     by_slot = jnp.stack([state.live.astype(jnp.int32), state.step, state.forwards, known], axis=1)

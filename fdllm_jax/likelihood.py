@@ -21,6 +21,7 @@ from fdllm_jax.cache import allocate
 from fdllm_jax.engine import CAPACITY_STEP, LLM
 from fdllm_jax.model import LLaDA
 from fdllm_jax.query import packed_query
+from pallas_kernels.turns import RUNNING
 
 SAMPLES = 128  # of the paper
 ROWS = 4096  # of a pass: sequences of one capacity, side by side
@@ -155,15 +156,19 @@ def _parts(items: Sequence, size: int) -> Iterator[Sequence]:
 def _together(llm: LLM, pairs: Sequence[Pair], capacity: int, width: int, samples: int, seed: int) -> list[Likelihood]:
     """The likelihoods of at most as many pairs as a pass has slots. width: of the longest target, or more."""
     shape, model = (_slots(capacity), capacity, width), (llm._graphdef, llm._parameters)
-    greedy = np.asarray(_is_greedy(*model, Sequences.of(pairs, *shape)))
+    with RUNNING:
+        greedy = np.asarray(_is_greedy(*model, Sequences.of(pairs, *shape)))
     masks = [draw_masks(len(target), samples, seed) for _, target in pairs]
     found: list[list[float]] = [[] for _ in pairs]
     for part in _parts([(i, mask) for i, (each, _) in enumerate(masks) for mask in each], shape[0]):
         masked = np.zeros((shape[0], width), np.bool_)
         for slot, (_, mask) in enumerate(part):
             masked[slot, : len(mask)] = mask
-        of_tokens = _log_probability(*model, Sequences.of([pairs[i] for i, _ in part], *shape), masked)
-        for (i, mask), its in zip(part, np.asarray(of_tokens, np.float64), strict=False):
+        with RUNNING:
+            of_tokens = np.asarray(
+                _log_probability(*model, Sequences.of([pairs[i] for i, _ in part], *shape), masked), np.float64
+            )
+        for (i, mask), its in zip(part, of_tokens, strict=False):
             found[i].append(its[: len(mask)][mask].sum() * len(mask) / mask.sum())
     return [
         Likelihood(float(np.average(its, weights=times)), bool(is_greedy))

@@ -16,19 +16,22 @@ def run(
     parameters: nnx.State,
     state: DecodeState,
     max_steps: Int[Array, ""],
-    min_steps: Int[Array, ""] | int = 1,
+    min_ended: Int[Array, ""] | int = 1,
     *,
     graphdef: nnx.GraphDef,
     method: Method,
 ) -> DecodeState:
-    """Step until a slot has finished and `min_steps` steps are done, or `max_steps`. The state is donated."""
+    """Step until `min_ended` slots have finished, or none is live, or `max_steps` steps are done.
+
+    The state is donated.
+    """
     model = nnx.merge(graphdef, parameters)
     live_at_start = state.live
 
     def going(carry: tuple[Array, DecodeState]) -> Array:
         done, state = carry
-        waited_for = (done < min_steps) | jnp.all(state.live == live_at_start)
-        return (done < max_steps) & jnp.any(state.live) & waited_for
+        ended = jnp.sum(state.live != live_at_start)
+        return (done < max_steps) & jnp.any(state.live) & (ended < min_ended)
 
     def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
         done, state = carry

@@ -4,9 +4,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import jax
 import pytest
 
-from fdllm_jax import LLM, Interrupted, Result, Settings, batching
+from fdllm_jax import LLM, Interrupted, Result, Settings, batching, exchange
 from fdllm_jax.batching import Looks
 from fdllm_jax.decoding.state import MOST_STEPS
 from fdllm_jax.job import Snapshot
@@ -69,15 +70,16 @@ def test_looks_come_at_steps_or_seconds() -> None:
     stops = Looks.of(watched=False, stops=True)
     assert [(stops := stops.after(0.0, ended=False)).steps for _ in range(4)] == [2, 4, 8, 8]
     watched = Looks.of(watched=True, stops=True)
-    assert watched.bounds.tolist() == watched.after(0.0, ended=False).bounds.tolist() == [1, 1]
-    assert watched.after(0.0, ended=True) == watched
+    assert watched.steps == watched.after(0.0, ended=False).steps == 1
 
 
-def test_a_free_slot_waits_for_another_step_where_calls_are_short() -> None:
+def test_free_slots_wait_for_others_where_calls_are_short() -> None:
     looks = Looks.of(watched=False, stops=True)
-    assert looks.bounds.tolist() == looks.after(1.0, ended=True).bounds.tolist() == [1, 1]
+    assert looks.after(1.0, ended=True) == looks and looks.until(64, crowded=True).tolist() == [1, 1]
     short = looks.after(0.001, ended=True)
-    assert short.bounds.tolist() == [2, 2] and short.after(1.0, ended=True) == short
+    assert short.after(1.0, ended=True) == short  # so that calls do not become long and short in turn
+    assert [short.until(slots, crowded=True).tolist() for slots in (1, 31, 32, 64)] == [[1, 1], [1, 1], [2, 1], [4, 1]]
+    assert short.until(64, crowded=False).tolist() == [1, 1]  # a result is not held back for nothing
 
 
 def test_ctrl_c_gives_what_has_finished(llm: LLM) -> None:
@@ -96,8 +98,19 @@ def test_ctrl_c_gives_what_has_finished(llm: LLM) -> None:
     assert all(result.token_ids == expected[result.index].token_ids for result in finished)
 
 
-def test_threads_and_engines_do_not_meet(llm: LLM) -> None:
-    """Two engines in a process, and several threads in each."""
+def test_threads_and_engines_do_not_meet(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines in a process, and several threads in each: their calls take turns."""
+    running, together = [], []
+    of = exchange.Report.of
+
+    def slowly(packed: jax.Array) -> exchange.Report:
+        running.append(1)
+        together.append(len(running))
+        time.sleep(0.005)
+        running.pop()
+        return of(packed)
+
+    monkeypatch.setattr(exchange.Report, "of", slowly)
     other = LLM(slots=2, capacity=128, dtype="float32")
     prompts = [[[5 + k] * n for n in (3, 30, 7)] for k in range(4)]
     alone = [llm.generate(of_thread, SHORT) for of_thread in prompts]
@@ -106,9 +119,10 @@ def test_threads_and_engines_do_not_meet(llm: LLM) -> None:
         return (llm, other)[job % 2].generate(prompts[job // 2], SHORT)
 
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(run, range(8)))
-    for job, results in enumerate(together):
+        found = list(pool.map(run, range(8)))
+    for job, results in enumerate(found):
         assert [r.token_ids for r in results] == [r.token_ids for r in alone[job // 2]]
+    assert set(together) == {1}
 
 
 def test_a_refusal_and_settings_of_its_own_for_each(llm: LLM) -> None:

@@ -6,6 +6,8 @@ nothing anew.
 
 import functools
 import inspect
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -242,6 +244,30 @@ def test_nothing_is_checked_twice(kernel: Callable[..., None]):
     for n, (shape, dtype) in enumerate([(TINY, BFLOAT16), (replace(TINY, mlp_size=48), FLOAT32)], start=2):
         assert the_warning(kernels, shape, dtype)[0] == expected
         assert len(runs) == n * once
+
+
+def test_programs_are_compiled_side_by_side_and_run_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    """Two that run at once abort the process on a GPU (see `pallas_kernels.turns`)."""
+    running, together, compiling = [], [], threading.Barrier(len(CHECKS), timeout=60)
+
+    def slow(x: np.ndarray) -> np.ndarray:
+        running.append(1)
+        together.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return x
+
+    def inputs(*_: Any) -> jax.Array:
+        compiling.wait()
+        return outputs(jnp.zeros(2))["x"]
+
+    def outputs(x: jax.Array, *_: Any) -> dict[str, jax.Array]:
+        return {"x": jax.pure_callback(slow, x, x)}
+
+    for op in list(CHECKS):
+        monkeypatch.setitem(CHECKS, op, Check(inputs, lambda *of: outputs(*of).items()))
+    assert checked(KERNELS, TINY, FLOAT32) == KERNELS
+    assert together == [1] * 3 * len(CHECKS)
 
 
 def test_xla_is_not_checked(monkeypatch: pytest.MonkeyPatch):

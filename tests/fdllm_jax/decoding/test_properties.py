@@ -99,9 +99,9 @@ class Decoder:
         row[: len(asked.prompt)] = asked.prompt
         return self.admit(state, *for_slot(state, slot, row, Request.of(len(asked.prompt), asked.settings)))
 
-    def run(self, state: DecodeState, steps: int, least: int = 1) -> DecodeState:
+    def run(self, state: DecodeState, steps: int, ended: int = 1) -> DecodeState:
         model: dict[str, Any] = {"graphdef": self.graphdef, "method": self.method}
-        return run(self.parameters, state, jnp.int32(steps), jnp.int32(least), **model)
+        return run(self.parameters, state, jnp.int32(steps), jnp.int32(ended), **model)
 
     def step(self, state: DecodeState) -> tuple[DecodeState, np.ndarray]:
         """The next state, and in how many passes each slot had rows."""
@@ -281,19 +281,19 @@ def test_every_step(decoder_of: Callable[[Settings], Decoder], name: str) -> Non
     check()
 
 
-@pytest.mark.parametrize(("least", "most", "taken"), [(1, 8, 1), (3, 8, 3), (3, 2, 2), (8, 8, 5)])
-def test_run_goes_on_behind_the_end_of_a_slot_as_told(
-    decoder_of: Callable[[Settings], Decoder], least: int, most: int, taken: int
+@pytest.mark.parametrize(("ended", "most", "taken"), [(1, 8, 1), (2, 8, 3), (2, 2, 2), (3, 8, 5), (9, 8, 5)])
+def test_run_goes_on_until_as_many_slots_have_finished_as_told(
+    decoder_of: Callable[[Settings], Decoder], ended: int, most: int, taken: int
 ) -> None:
-    """Of two slots one ends with the first step, the other with its fifth: there is no EOS."""
+    """Of three slots one ends with the first step, one with the third, one with the fifth: there is no EOS."""
     program = replace(PROGRAMS["flash-cache"], threshold=1.0)
     decoder = decoder_of(program)
     decoder.method = method_of(program, eos_ids=())
     state = decoder.empty()
-    for slot, gen_length in enumerate((1, 5)):
+    for slot, gen_length in enumerate((1, 3, 5)):
         state = decoder.put(state, slot, Asked(prompt=[5, 6], settings=replace(program, gen_length=gen_length)))
-    state = decoder.run(state, most, least)
-    assert state.step.tolist()[:2] == [1, taken] and state.live.tolist()[:2] == [False, taken < 5]
+    state = decoder.run(state, most, ended)
+    assert state.step.tolist() == [1, min(3, taken), taken] and state.live.tolist() == [False, taken < 3, taken < 5]
 
 
 def test_an_empty_slot_does_not_change(decoder_of: Callable[[Settings], Decoder]) -> None:
