@@ -5,6 +5,7 @@ bidirectional attention. Weights keep the [out, in] orientation of the checkpoin
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -94,25 +95,23 @@ class Layer(nnx.Module):
         return None if self.qkv_bias is None else self.qkv_bias[...]
 
     def attend(
-        self, x: Array, query: Query, cache: KVCache, cache_row: Array, i: int
+        self, x: Array, query: Query, cache_row: Array, k_cache: Array, v_cache: Array, capacity: int
     ) -> tuple[Array, Array, Array, list[Array]]:
         """Attended values of the query rows [rows, heads * head_dim], and this layer's caches with the rows written.
 
         Where attention is counted, also what each cache row got, and, with `query.visibility`, what each query row got.
         """
-        layers = query.track_layers
-        score_rows = query.score_rows if layers is None or i in layers else None
         normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
-        inputs = (normed, self.qkv[...], self._bias, query.position, cache_row, cache.k[i], cache.v[i])
+        inputs = (normed, self.qkv[...], self._bias, query.position, cache_row, k_cache, v_cache)
         of_heads: dict[str, Any] = {
             "n_heads": self.config.n_heads,
             "rope_theta": self.config.rope_theta,
             "kernels": self.kernels.qkv_rope_cache,
         }
         of_blocks: dict[str, Any] = {
-            "capacity": cache.capacity,
+            "capacity": capacity,
             "block_rows": query.block_rows,
-            "score_rows": score_rows,
+            "score_rows": query.score_rows,
         }
         if query.visibility is None:
             q, k_cache, v_cache = qkv_rope_cache(*inputs, **of_heads)
@@ -169,9 +168,11 @@ class LLaDA(nnx.Module):
         cache_row = cache.row(query.slot, query.position, query.write)
         ks, vs, counted = [], [], []
         for i, layer in enumerate(self.layers):
+            tracked = query.track_layers is None or i in query.track_layers
+            of_layer = query if tracked else replace(query, score_rows=None)
             with jax.named_scope(f"layer_{i}"):
-                attended, k, v, scores = layer.attend(x, query, cache, cache_row, i)
-                x = layer.finish(x, attended)
+                inputs = (x, of_layer, cache_row, cache.k[i], cache.v[i])
+                x, k, v, scores = _through(*nnx.split(layer), *inputs, capacity=cache.capacity)
             ks.append(k)
             vs.append(v)
             if scores:
@@ -236,6 +237,24 @@ class LLaDA(nnx.Module):
     @property
     def _logit_scale(self) -> float:
         return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
+
+
+@partial(jax.jit, static_argnames=("graphdef", "capacity"))
+def _through(
+    graphdef: nnx.GraphDef,
+    parameters: nnx.State,
+    x: Array,
+    query: Query,
+    cache_row: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    capacity: int,
+) -> tuple[Array, Array, Array, list[Array]]:
+    """Through a layer: activations, its caches, and what was counted. Jitted so that layers are traced but once."""
+    layer: Layer = nnx.merge(graphdef, parameters)
+    attended, k_cache, v_cache, scores = layer.attend(x, query, cache_row, k_cache, v_cache, capacity)
+    return layer.finish(x, attended), k_cache, v_cache, scores
 
 
 def _below(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
