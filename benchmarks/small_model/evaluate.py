@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.small_model import functions, word_problems
-from fdllm_jax import LLM
+from fdllm_jax import LLM, command_line
 from fdllm_jax.comparison import variants
 from fdllm_jax.evaluation.sandbox import pass_all
 from fdllm_jax.settings import PRESETS
@@ -33,6 +34,7 @@ METHODS = (
     # With one-pass verify's narrower windows, and one-pass verify without them:
     "flash-dllm:mask_window=32,track_budget=32", "flash-dllm-onepass:mask_window=64,track_budget=64",
 )  # fmt: skip
+PROGRAM = "benchmarks.small_model.evaluate"
 OWN_PRESETS = ("quality", "balanced", "fast")
 MODULES = {"word_problems": word_problems, "functions": functions}  # that make the tasks' items
 BASELINES = (
@@ -43,26 +45,29 @@ BASELINES = (
 )  # what the others' accuracy is compared with, item by item
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Evaluate, write the results file, and print it as a table."""
-    p = argparse.ArgumentParser(prog="python -m benchmarks.small_model.evaluate", description=__doc__)
-    p.add_argument("--model", help="checkpoint directory (default: the one that ships)")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate, write the results file, and print it as a table; returns the exit code: 0, or 2 for a user's error."""
+    p = command_line.Parser(PROGRAM, "Accuracy and tokens per step of a checkpoint on held-out problems.")
     p.add_argument("--problems", type=int, default=2000)
     p.add_argument("--functions", type=int, default=500)
     p.add_argument("--methods", nargs="*", default=METHODS, metavar="METHOD", help="as of fdllm_jax.compare")
     p.add_argument("--presets", nargs="*", choices=tuple(PRESETS), default=OWN_PRESETS, metavar="PRESET")
-    p.add_argument("--gen-length", type=int, default=160)
-    p.add_argument("--block-length", type=int, default=16)
-    p.add_argument("--slots", type=int, default=32)
-    p.add_argument("--dtype", default="auto")
-    p.add_argument("--kernels", default="auto")
+    p.add_argument("--gen-length", type=command_line.count, default=160)
+    p.add_argument("--block-length", type=command_line.count, default=16)
+    p.add_argument("--slots", type=command_line.count, default=32)
+    command_line.add_model(p, raw=False)
     p.add_argument("--output", type=Path, help="results file (default: benchmarks/results/small_model.json, of all)")
     p.add_argument("--samples", type=Path, help="also write every prompt and text, as JSON lines")
     p.add_argument("--against", type=Path, help="another model's --samples: adds each method's difference to its own")
-    options = p.parse_args(arguments)
+    return command_line.run(PROGRAM, partial(_run, p, p.parse_args(arguments)))
+
+
+def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     file = report.file_of("small_model", options, p, "model", "problems", "functions", "methods", "presets")
 
     other = {} if options.against is None else judgements(options.against)
+    command_line.use_compilation_cache()
+    command_line.check_device()
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
     settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
     tasks = {"word_problems": options.problems, "functions": options.functions}
@@ -74,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts = [item.question for item in items]
         lengths = argparse.Namespace(gen_length=options.gen_length, block_length=options.block_length)
         chosen, _ = variants(options.methods, options.presets, lengths)
+        for its in (other.get((task, variant.label), {}) for variant in chosen):
+            if its and any(prompt not in its for prompt in prompts):
+                raise ValueError(f"--against {options.against}: of fewer {task} than asked for: give as many there")
         with ThreadPoolExecutor() as pool:
             list(pool.map(partial(llm.compile, prompts), [variant.settings for variant in chosen if count]))
         for variant in chosen if count else ():
@@ -114,11 +122,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def judgements(samples: Path) -> dict[tuple[str, str], dict[str, bool]]:
-    """Whether each prompt's text was right, by task and method, in a run's `--samples`."""
+    """Whether each prompt's text was right, by task and method, in a run's `--samples`.
+
+    Raises ValueError for a file of other lines.
+    """
     found: dict[tuple[str, str], dict[str, bool]] = {}
-    for line in samples.read_text(encoding="utf-8").splitlines():
-        sample = json.loads(line)
-        found.setdefault((sample["task"], sample["method"]), {})[sample["prompt"]] = sample["right"]
+    for number, line in enumerate(command_line.read_text("--against", str(samples)).splitlines(), 1):
+        try:
+            sample = json.loads(line)
+            found.setdefault((sample["task"], sample["method"]), {})[sample["prompt"]] = bool(sample["right"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"--against {samples}: line {number} is none that --samples writes") from error
     return found
 
 
@@ -141,4 +155,5 @@ def score(task: str, items: Sequence[Any], texts: Sequence[str]) -> list[bool]:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.exit_on_ctrl_c(PROGRAM)
+    sys.exit(main())

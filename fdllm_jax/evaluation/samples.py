@@ -16,6 +16,7 @@ from typing import Any, Self
 from fdllm_jax.tasks import parse_line
 
 SAMPLES, SETTINGS = "samples.jsonl", "settings.json"
+_GO_ON = "the file was changed: remove that line, or give another folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +127,13 @@ def _parsed(path: Path, content: bytes) -> Iterator[tuple[int, Sample]]:
         try:
             row = parse_line(line)
         except ValueError as error:
-            raise ValueError(f"{path}: line {number} is {error}: the file was changed") from error
+            raise ValueError(f"{path}: line {number} is {error}; {_GO_ON}") from error
         if not isinstance(row, dict) or row.keys() != names or not _is_sound(row):
-            raise ValueError(f"{path}: line {number} is no sample: expected an object of {', '.join(sorted(names))}")
+            raise ValueError(
+                f"{path}: line {number} is no sample, an object of {', '.join(sorted(names))}; {_GO_ON}"
+            )
         if row["index"] in seen:
-            raise ValueError(f"{path}: line {number} repeats item {row['index']}: the file was changed")
+            raise ValueError(f"{path}: line {number} repeats item {row['index']}; {_GO_ON}")
         seen.add(row["index"])
         yield row["index"], Sample(**row)
 
@@ -158,7 +161,7 @@ def _check_settings(folder: Path, asked: Any, *, begun: bool) -> None:
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}): the file was changed") from error
+        raise ValueError(f"{path}: not JSON ({error}): the file was changed; give another folder") from error
     if faults := list(_differences("", there, asked)):
         raise ValueError(
             f"{folder}: its samples are of other settings ({'; '.join(faults)}): ask for the same, or give another "

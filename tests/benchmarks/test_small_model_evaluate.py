@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.small_model import evaluate
 
 
-def test_a_small_run_is_paired_with_another(tmp_path: Path) -> None:
+def test_a_small_run_is_paired_with_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--methods", "threshold", "--presets", "--gen-length", "48", "--slots", "4", "--functions", "1"]
     samples, file = tmp_path / "samples.jsonl", tmp_path / "results.json"
     evaluate.main([*given, "--problems", "4", "--samples", str(samples), "--output", str(tmp_path / "other.json")])
@@ -21,3 +23,9 @@ def test_a_small_run_is_paired_with_another(tmp_path: Path) -> None:
     accuracy, difference = (found["word_problems", name] for name in ("accuracy", "accuracy_difference"))
     assert accuracy["repeats"] == difference["repeats"] == 2 and difference["baseline"]["name"] == str(samples)
     assert abs(difference["median"]) == 0.5 and found["functions", "accuracy_difference"]["median"] == 0
+
+    for content, message in (("\n".join(map(json.dumps, lines[1:])), "of fewer word_problems"), ("{}\n", "line 1 is")):
+        samples.write_text(content, encoding="utf-8")
+        assert evaluate.main([*given, "--problems", "2", "--against", str(samples)]) == 2
+        assert message in capsys.readouterr().err
+    assert evaluate.main([*given, "--against", str(tmp_path / "none")]) == 2

@@ -194,7 +194,7 @@ def test_one_process_at_a_time_holds_a_folder(tmp_path: Path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("{}\n", "line 1 is no sample: expected an object of forwards, index"),
+        ("{}\n", "line 1 is no sample, an object of forwards, index.*remove that line, or give another folder"),
         ("[1]\n", "line 1 is no sample"),
         ("\x00\x00\n", "line 1 is not JSON"),
         ("{line}{line}", "line 2 repeats item 0"),
