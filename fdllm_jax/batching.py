@@ -108,6 +108,7 @@ def decode(
     While the device works on a call, which a thread waits for, the host makes results of what the one before it has
     ended. load: is kept up to date. Raises OutOfMemory, with the program's plan.
     """
+    memory.check(program.plan)
     with memory.told(program.plan), RUNNING:
         state = jax.block_until_ready(program.start())
     waiting, running = iter(jobs), dict[int, Job]()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,6 +57,30 @@ def free_bytes() -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
+def check(plan: Plan) -> None:
+    """Raises OutOfMemory where a CPU's machine has too little left for a plan, beyond the weights that are there.
+
+    A GPU says so itself; of a CPU's process, which would be killed, nothing would be heard again.
+    """
+    left = _host_bytes() if jax.default_backend() == "cpu" else None
+    if left is not None and plan.total - plan.weights > left:
+        raise OutOfMemory(_message(plan, f"; {_size(left)} are left"))
+
+
+def _host_bytes() -> int | None:
+    """Bytes that the machine has left for new programs; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    kib = {name: rest.split()[0] for name, _, rest in (line.partition(":") for line in lines) if rest}
+    return int(kib["MemAvailable"]) * 1024 if "MemAvailable" in kib else None
+
+
+def _message(plan: Plan, more: str = "") -> str:
+    return f"out of memory: this takes {plan}{more}. Use fewer slots, shorter prompts or a smaller gen_length"
+
+
 def ran_out(error: RuntimeError) -> bool:
     """Whether JAX has run out of the device's memory: its own error has no narrower name that lasts."""
     return isinstance(error, OutOfMemory) or "RESOURCE_EXHAUSTED" in str(error)
@@ -69,9 +94,7 @@ def told(plan: Plan) -> Iterator[None]:
     except RuntimeError as error:
         if not ran_out(error):
             raise
-        raise OutOfMemory(
-            f"out of memory: this takes {plan}. Use fewer slots, shorter prompts or a smaller gen_length"
-        ) from error
+        raise OutOfMemory(_message(plan)) from error
 
 
 def _size(count: int) -> str:

@@ -129,9 +129,7 @@ def _parsed(path: Path, content: bytes) -> Iterator[tuple[int, Sample]]:
         except ValueError as error:
             raise ValueError(f"{path}: line {number} is {error}; {_GO_ON}") from error
         if not isinstance(row, dict) or row.keys() != names or not _is_sound(row):
-            raise ValueError(
-                f"{path}: line {number} is no sample, an object of {', '.join(sorted(names))}; {_GO_ON}"
-            )
+            raise ValueError(f"{path}: line {number} is no sample, an object of {', '.join(sorted(names))}; {_GO_ON}")
         if row["index"] in seen:
             raise ValueError(f"{path}: line {number} repeats item {row['index']}; {_GO_ON}")
         seen.add(row["index"])

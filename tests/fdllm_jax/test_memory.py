@@ -70,3 +70,17 @@ def test_other_errors_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(llm._programs, key, replace(program, start=fail))
     with pytest.raises(RuntimeError, match="^a fault$"):
         llm.generate("How many?", SETTINGS)
+
+
+def test_what_a_machine_has_not_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel would kill the process."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("a GPU says so itself")
+    left = memory._host_bytes()
+    assert left is None or left > 1e6
+    llm = LLM(slots=2, capacity=64, dtype="float32")
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 50_000)
+    with pytest.raises(memory.OutOfMemory, match=r"this takes .* work space .*; 0.05 MB are left. Use fewer slots"):
+        llm.generate("How many?", SETTINGS)
+    monkeypatch.setattr(memory, "_host_bytes", lambda: None)
+    assert llm.generate("How many?", SETTINGS)
