@@ -39,11 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     name = "batching" if options.data is None else "batching_gsm8k"
-    file = report.file_of(name, options, p, "model", "prompts", "slots", "gen_length", "repeats", "methods")
-    if file is not None:
-        if file.is_dir():
-            raise ValueError(f"--output {file}: a directory; expected the name of a file")
-        command_line.made(file.parent)
+    if options.output is not None:
+        command_line.made(options.output.parent)
+    file = report.file_of(name, argparse.Namespace(**(vars(options) | {"data": None})), p)
 
     llm = LLM(options.model, slots=options.slots)
     if options.data is None:

@@ -3,8 +3,8 @@
 Of each method, batch, response and prompt length: a batch begun together, timed while all its slots are live (what an
 iteration takes, and decoded tokens per second) and in its first step (the prefill); all prompts through slots that are
 refilled (tokens per second with prefill, accuracy); and the forwards of an iteration timed alone at the same shapes,
-beside their floors. What they leave of the iteration is its rest: with fast-dllm-dual, also the passes over everything
-at a block's start.
+beside their floors. What they leave of the iteration is its rest (of a verify pass its share: it does not run where
+there is nothing to verify): with fast-dllm-dual, also the passes over everything at a block's start.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.paper.suites import SUITES, Suite
 from fdllm_jax import LLM, Settings, command_line
 from fdllm_jax.batching import Program
 from fdllm_jax.cache import allocate
-from fdllm_jax.compare import batch_size
+from fdllm_jax.compare import batch_size, encode
 from fdllm_jax.comparison import Variant, variants
 from fdllm_jax.evaluation.task import Item
 from fdllm_jax.memory import ran_out
@@ -60,11 +60,15 @@ def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], setting
     batch()
     for _ in range(repeats):
         found = [batch() for _ in range(each)]
-        live, steps, tokens = (sum(n) for n in zip(*((one.live, one.steps, one.tokens) for one in found), strict=True))
+        live, steps, tokens, verified = (
+            sum(n) for n in zip(*((one.live, one.steps, one.tokens, one.verified) for one in found), strict=True)
+        )
         values.setdefault(("time", "prefill"), []).append(sum(one.first for one in found) / each)
         if steps:
             values.setdefault(("time", "iteration"), []).append(live / steps)
             values.setdefault(("decode_tokens_per_second", None), []).append(tokens / live)
+            if verified:
+                values.setdefault(("share_of_iterations", "verify"), []).append(verified / steps)
     return values
 
 
@@ -123,6 +127,7 @@ def measure(
         return report.row(case | ({"part": part} if part else {}), metric, unit, figure.pop("median"), **figure, **more)
 
     units = {"time": "s", "decode_tokens_per_second": "tokens/s", "tokens_per_second": "tokens/s"}
+    units["share_of_iterations"] = "fraction"
     batches = of_batches(program, llm, ids, settings, repeats)
     values, right = of_stream(llm, ids, items, suite, settings)
     rows = [row(metric, units.get(metric, "tokens"), v, part) for (metric, part), v in (batches | values).items()]
@@ -135,7 +140,9 @@ def measure(
         floor = None if device is None else part.work.floor(device)
         rows.append(report.row(case | {"part": name}, "time", "s", figure.pop("median"), **figure, floor=floor))
     if iteration and found:
-        forwards = sum(r["median"] for r in rows if r["case"].get("part") in found)
+        (often,) = {r["median"] for r in rows if r["metric"] == "share_of_iterations"} or {0.0}
+        alone = {r["case"]["part"]: r["median"] for r in rows if r["metric"] == "time"}
+        forwards = sum(alone[name] * (often if name == "verify" else 1.0) for name in found)
         rows.append(row("time", "s", [one - forwards for one in iteration], "rest"))
     return rows
 
@@ -156,8 +163,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--gen-length", **many, default=[256], help="response positions (256)")
     p.add_argument("--block-length", type=command_line.count, default=16, metavar="N", help="(16)")
     p.add_argument(
-        "--shots", nargs="+", type=int, default=[8], metavar="N", help="worked examples before each prompt (8)"
-    )
+        "--shots", nargs="+", type=_shots, metavar="N",
+        help="worked examples before each prompt (8, or as many as the task has)",
+    )  # fmt: skip
     p.add_argument("--problems", type=command_line.count, default=64, metavar="N", help="prompts of each case (64)")
     p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="samples of each case (3)")
     command_line.add_model(p, raw=False)
@@ -166,10 +174,15 @@ def parser() -> argparse.ArgumentParser:
         help="random weights in the model's place, llada-8b or D,LAYERS,HEADS,MLP,VOCAB, with a --schedule",
     )  # fmt: skip
     p.add_argument(
-        "--schedule", nargs=2, type=int, metavar=("DRAFTED", "VERIFIED"), help="tokens that a step of --random commits"
-    )
+        "--schedule", nargs=2, type=int, metavar=("DRAFTED", "VERIFIED"),
+        help="tokens that a step of --random commits (DRAFTED of a one-pass method's first step only)",
+    )  # fmt: skip
     p.add_argument("--output", type=command_line.folder, metavar="DIR", help="for decoding.json and decoding.png")
     return p
+
+
+def _shots(text: str) -> int:
+    return 0 if text == "0" else command_line.count(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +192,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     suite = SUITES[options.task]
+    if suite.is_synthetic and options.data is not None:
+        raise ValueError(f"--data {options.data}: task {suite.name} is made, not read: leave it out")
+    if options.shots and suite.with_shots is None:
+        raise ValueError(f"--shots: the prompts of task {suite.name} have their own number of examples: leave it out")
     items = suite.items(options.data, options.problems)[: options.problems]
+    if len(items) < max(options.batch):
+        raise ValueError(
+            f"{len(items)} problems are too few for --batch {max(options.batch)}: give at least as many --problems"
+        )
     command_line.use_compilation_cache()
     command_line.check_device()
     engine, about = engine_of(options)
@@ -191,7 +212,9 @@ def _run(options: argparse.Namespace) -> None:
         print(decoding_plot.line(found), flush=True)
         if file is not None:
             report.write_part(file, settings=about, rows=rows)
-    if file is not None and rows:
+    if not rows:
+        raise ValueError("nothing was measured: give other --methods, or a smaller --batch")
+    if file is not None:
         report.finish(file)
         title = f"{about['model']}, {about['dtype']}, {report.hardware()}; {len(items)} {suite.name}"
         title += " (synthetic)" if suite.is_synthetic else ""
@@ -206,6 +229,8 @@ def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[s
     if (options.random is None) != (options.schedule is None):
         raise ValueError("--random and --schedule DRAFTED VERIFIED belong together: give both, or neither")
     if options.random is not None:
+        if options.model is not None:
+            raise ValueError("--random stands in --model's place: give one of the two")
         schedule = replay.Schedule(*options.schedule)
         if schedule.drafted < 1 or schedule.verified < 0 or sum(schedule) > options.block_length:
             raise ValueError(
@@ -215,7 +240,7 @@ def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[s
         how = {"block_length": options.block_length, "dtype": options.dtype, "kernels": options.kernels}
         engine = replay.engine(options.random, schedule, **how)
         name = f"random weights of {','.join(map(str, options.random))}, commits replayed: "
-        name += f"{schedule.drafted} drafted and {schedule.verified} verified a step"
+        name += f"{schedule.drafted} drafted and {schedule.verified} verified a step (one-pass: drafted in the first)"
         return engine, {"model": name, "dtype": str(engine(1).dtype)}
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
 
@@ -230,11 +255,13 @@ def measured(
     engine: Callable[[int], LLM], suite: Suite, items: Sequence[Item], options: argparse.Namespace
 ) -> Iterator[Rows]:
     """The rows of each case; what runs out of memory is left out with a note."""
-    tokenizer = engine(1).tokenizer
-    encode = tokenizer.encode_chat if suite.task.chat_template else tokenizer.encode_raw
-    for shots, gen_length in product(options.shots, options.gen_length):
+    asked = (options.shots or [8]) if suite.with_shots is not None else [suite.task.shots]
+    llm, cases = engine(1), []
+    for shots, gen_length in product(dict.fromkeys(asked), dict.fromkeys(options.gen_length)):
         shown = items if suite.with_shots is None else suite.with_shots(items, shots)
-        ids = [encode(item.prompt) for item in shown]
+        texts = [item.prompt for item in shown]
+        cases.append((shots, gen_length, shown, encode(llm, texts, gen_length, raw=not suite.task.chat_template)))
+    for shots, gen_length, shown, ids in cases:
         lengths = argparse.Namespace(gen_length=gen_length, block_length=options.block_length)
         chosen, _ = variants(options.methods, options.presets, lengths)
         case = {"task": suite.name, "synthetic": suite.is_synthetic, "shots": shots, "prompt_tokens": _mean_length(ids)}
@@ -243,7 +270,7 @@ def measured(
             for variant in (one for one in chosen if one.settings.method not in replay.METHODS):
                 print(f"{variant.label} cannot be replayed, left out", file=sys.stderr)
             chosen = [one for one in chosen if one.settings.method in replay.METHODS]
-        for batch in options.batch:
+        for batch in dict.fromkeys(options.batch):
             llm = engine(batch)
             with ThreadPoolExecutor() as pool:  # what fails does so again when it is measured
                 wait([pool.submit(llm.compile, ids, variant.settings) for variant in chosen])

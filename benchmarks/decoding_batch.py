@@ -18,12 +18,15 @@ from fdllm_jax.job import Job, harvest
 class Timed:
     """A batch begun together. Seconds of its first step; and of the steps in which all slots were live, with the
     tokens that these committed.
+
+    verified: those of the steps that ran a second pass, as many as are to be expected from each slot's own.
     """
 
     first: float
     live: float
     steps: int
     tokens: int
+    verified: float
     results: Sequence[Result]
 
 
@@ -44,10 +47,12 @@ def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Se
     results = [harvest(llm.tokenizer, seen[-1], slot, job, moments[-1] - moments[0]) for slot, job in enumerate(jobs)]
     all_live = len(seen) > 1 and bool(seen[0].live.all())
     steps = int((seen[1].step - seen[0].step).max()) if all_live else 0
+    second = (seen[1].forwards - seen[0].forwards) / steps - 1 if steps else np.zeros(program.slots)  # share of steps
     return Timed(
         first=moments[1] - moments[0],
         live=moments[2] - moments[1] if all_live else 0.0,
         steps=steps,
         tokens=sum(1 <= step <= steps for result in results for step in result.step_of),
+        verified=steps * float(1 - np.prod(1 - second)),  # it runs unless no slot has a candidate
         results=results,
     )

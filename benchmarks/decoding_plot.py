@@ -20,12 +20,12 @@ def line(rows: Rows) -> str:
     """A measured case in a line."""
     case = rows[0]["case"]
     name = case["name"] + (" (replayed)" if "replayed" in case else "")
-    words = [f"{name}, batch {case['batch']}, {case['prompt_tokens']} + {case['gen_length']}:"]
+    words = [f"{name}, batch {case['batch']}, {case['prompt_tokens']} + {case['gen_length']} tokens:"]
     for metric, scale, unit in (
         ("decode_tokens_per_second", 1, "decode tokens/s"),
         ("tokens_per_second", 1, "tokens/s"),
         ("tokens_per_step", 1, "tokens/step"),
-        ("accuracy", 100, "%"),
+        ("accuracy", 100, "% right"),
         ("planned_memory", 1e-9, "GB"),
     ):
         if (row := value(rows, metric)) is not None:
@@ -33,7 +33,9 @@ def line(rows: Rows) -> str:
     for part in ("iteration", *PARTS, "prefill"):
         if (row := value(rows, "time", part)) is not None:
             over = "" if row["floor"] is None else f" ({row['median'] / row['floor']:.2f}x)"
-            words.append(f"{part} {row['median'] * 1e3:.2f} ms{over}")
+            share = value(rows, "share_of_iterations", part)
+            often = "" if share is None else f" in {share['median']:.0%} of them"
+            words.append(f"{part} {row['median'] * 1e3:.2f} ms{over}{often}")
     return " ".join(words[:1]) + " " + ", ".join(words[1:])
 
 
@@ -89,19 +91,26 @@ def write(file: Path, rows: Rows, title: str) -> None:
 
 def _bars(axis: Any, names: Sequence[str], batches: Sequence[int], found: Any) -> None:
     """An iteration's parts, as shares of it: a bar a method and batch."""
-    labels = [(name, batch) for name in names for batch in batches if (name, batch) in found]
+    keys = [(name, batch) for name in names for batch in batches if (name, batch) in found]
+    labels = [key for key in keys if value(found[key], "time", "rest")]
+    axis.set_visible(bool(labels))
     at, bottom = range(len(labels)), [0.0] * len(labels)
     whole = [value(found[key], "time", "iteration") for key in labels]
     for shade, part in enumerate(PARTS):
         rows = [value(found[key], "time", part) for key in labels]
-        shares = [100 * r["median"] / w["median"] if r and w else 0.0 for r, w in zip(rows, whole, strict=True)]
+        often = [(value(found[key], "share_of_iterations", part) or {"median": 1.0})["median"] for key in labels]
+        shares = [
+            max(0.0, 100 * n * r["median"] / w["median"]) if r and w else 0.0  # noise may leave less than no rest
+            for n, r, w in zip(often, rows, whole, strict=True)
+        ]
         if any(shares):
             axis.barh(at, shares, left=bottom, color=f"C{shade}" if part != "rest" else "0.75", label=part)
-        bottom = [b + max(0.0, s) for b, s in zip(bottom, shares, strict=True)]
+        bottom = [b + s for b, s in zip(bottom, shares, strict=True)]
     for y, w in zip(at, whole, strict=True):
         if w:
-            axis.annotate(f"{w['median'] * 1e3:.3g} ms", (101, y), va="center", fontsize=7)
+            axis.annotate(f"{w['median'] * 1e3:.3g} ms", (1 + max(100, bottom[y]), y), va="center", fontsize=7)
     axis.set_yticks(at, [f"{name}, {batch}" for name, batch in labels], fontsize=6)
-    axis.set(xlabel="share of an iteration (%)", xlim=(0, 115))
+    axis.set(xlabel="share of an iteration (%)", xlim=(0, 15 + max([100, *bottom])))
     axis.invert_yaxis()
-    axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(PARTS))
+    if labels:
+        axis.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(PARTS))

@@ -23,6 +23,7 @@ from jaxtyping import Array
 
 from benchmarks import report, roofline
 from benchmarks.forward_parts import PARTS, Lengths, Part, parts, prefill
+from fdllm_jax import command_line
 from fdllm_jax.cache import KVCache, allocate
 from fdllm_jax.config import ModelConfig
 from fdllm_jax.model import LLaDA, from_parameters, parameter_shapes, parameters_of
@@ -115,7 +116,10 @@ def main(given: Sequence[str] | None = None) -> int:
         p.error(f"this needs an NVIDIA GPU and JAX runs on {jax.default_backend()}: use --tiny to try it out")
     config, dtype = (TINY, jnp.float32) if options.tiny else (LLADA_8B, jnp.bfloat16)
     names = ["xla"] if options.tiny else options.kernels
-    file = report.file_of("forward", options, p, "tiny", "slots", "kernels", "parts")
+    try:
+        file = report.file_of("forward", options, p)
+    except ValueError as error:
+        p.error(str(error))
     failed, lengths = False, Lengths()
     device = roofline.DEVICES.get(report.hardware())
     settings = {
@@ -158,4 +162,5 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    command_line.exit_on_ctrl_c("benchmarks.forward")
     sys.exit(main())

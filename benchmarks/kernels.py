@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from benchmarks import report, roofline
 from benchmarks.kernel_cases import DTYPE, LARGE, OPS, ROPE_THETA, TINY, Case, Outputs
 from benchmarks.roofline import LLADA_8B, Shape
+from fdllm_jax import command_line
 from pallas_kernels import Implementation, flash, head_statistics_kernel, matmul, qkv_rope_cache_kernel
 from pallas_kernels.weight_product import Case as TileCase
 from pallas_kernels.weight_product import Tiles
@@ -431,15 +432,16 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     numbers = [chosen.repeats, *(chosen.rows or ()), *(chosen.slots or ())]
     if min(numbers) < 1:
         parser.error("--rows, --slots and --repeats must be at least 1")
-    if chosen.output is not None and (chosen.output.is_dir() or not chosen.output.absolute().parent.is_dir()):
-        parser.error(f"--output {chosen.output}: expected a file in a folder that exists")
     if not 0 <= chosen.seed < 2**63:
         parser.error(f"--seed {chosen.seed}: expected 0 to 2^63 - 1")
     if chosen.sweep and chosen.output:
         parser.error("--sweep only prints: leave --output out")
     if not chosen.tiny and jax.default_backend() != "gpu":
         parser.error(f"this needs an NVIDIA GPU and JAX runs on {jax.default_backend()}: use --tiny to try it out")
-    chosen.output = report.file_of("kernels", chosen, parser, "tiny", "ops", "rows", "slots")
+    try:
+        chosen.output = report.file_of("kernels", chosen, parser)
+    except ValueError as error:
+        parser.error(str(error))
     return chosen
 
 
@@ -479,4 +481,5 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    command_line.exit_on_ctrl_c("benchmarks.kernels")
     sys.exit(main())

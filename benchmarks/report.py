@@ -1,6 +1,7 @@
 """Results as data: those of the benchmarks lie in `RESULTS`."""
 
 import argparse
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,28 +9,55 @@ from typing import Any
 
 from fdllm_jax.report import hardware, proportion, row, wilson, write
 
-__all__ = ["RESULTS", "file_of", "finish", "hardware", "proportion", "row", "spread", "wilson", "write", "write_part"]
+__all__ = [
+    "RESULTS",
+    "check_file",
+    "file_of",
+    "finish",
+    "hardware",
+    "part",
+    "proportion",
+    "row",
+    "spread",
+    "wilson",
+    "write",
+    "write_part",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def file_of(name: str, options: argparse.Namespace, defaults: argparse.ArgumentParser, *decides: str) -> Path | None:
-    """Where a run's results go: --output, or the committed file if all options that decide them are as by default."""
-    whole = all(getattr(options, option) == defaults.get_default(option) for option in decides)
-    return options.output or (RESULTS / f"{name}.json" if whole else None)
+def file_of(name: str, options: argparse.Namespace, defaults: argparse.ArgumentParser) -> Path | None:
+    """Where a run's results go: --output, or the committed file if all is as by default.
+
+    Raises ValueError for an --output that cannot be a file.
+    """
+    if options.output is not None:
+        check_file("--output", options.output)
+        return options.output
+    whole = all(value == defaults.get_default(option) for option, value in vars(options).items())
+    return RESULTS / f"{name}.json" if whole else None
+
+
+def check_file(option: str, file: Path) -> None:
+    """Raise ValueError unless a file can be written there."""
+    folder = file.absolute().parent
+    if file.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"{option} {file}: expected a file in a folder that exists and is writable")
 
 
 def write_part(file: Path, **what: Any) -> None:
     """`write` what a run has so far beside its file: an unfinished run replaces no results, and loses none."""
-    write(_part(file), **what)
+    write(part(file), **what)
 
 
 def finish(file: Path) -> None:
-    """Put what `write_part` wrote last in the file's place."""
-    _part(file).replace(file)
+    """Put what was written to its `part` in the file's place."""
+    part(file).replace(file)
 
 
-def _part(file: Path) -> Path:
+def part(file: Path) -> Path:
+    """Where what goes to a file lies until all of it is there."""
     return file.with_name(f"{file.stem}.part{file.suffix}")
 
 

@@ -64,6 +64,8 @@ def _once(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.output is not None:
+        report.check_file("--output", options.output)
     command = [sys.executable, "-m", PROGRAM, "--once", "--method", options.method]
     command += ["--gen-length", str(options.gen_length), "--dtype", options.dtype, "--kernels", options.kernels]
     command += [] if options.model is None else ["--model", options.model]

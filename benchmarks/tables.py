@@ -19,7 +19,7 @@ DOCUMENTS = (
     ROOT / "fdllm_jax" / "assets" / "fdllm-9m" / "README.md",
     ROOT / "pallas_kernels" / "README.md",
 )
-_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -30,7 +30,9 @@ def main() -> None:
 
 
 def filled(text: str) -> str:
-    """The text with every table made from the results as they are."""
+    """The text with every table made from the results as they are. Raises ValueError for a table without an end."""
+    if text.count("<!-- table: ") != len(_TABLE.findall(text)):
+        raise ValueError("a table has no <!-- end -->")
     return _TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
 
 

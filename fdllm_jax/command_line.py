@@ -92,7 +92,7 @@ def run(program: str, command: Callable[[], None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        message = f"{error.filename or 'standard output'}: {error.strerror}" if error.strerror else str(error)
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     except ValueError as error:
         message = str(error)
     except RuntimeError as error:
@@ -181,16 +181,23 @@ def at_interrupt(keep: Callable[[], str]) -> Iterator[None]:
 def exit_on_ctrl_c(program: str) -> None:
     """From now on Ctrl-C ends the process at once, with code 130; what is on the terminal stays. See `at_interrupt`.
 
-    A thread waits for the signal: a Python handler would have to wait until XLA gives the main thread back.
+    A thread waits for the signal: a Python handler would have to wait until XLA gives the main thread back. The signal
+    may reach any thread that libraries have begun by now, so it goes on through a pipe. Children have it blocked.
     """
+    waiting, arrived = os.pipe()
+    os.set_blocking(arrived, False)
 
     def wait() -> None:
-        number = signal.sigwait({signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        while (number := os.read(waiting, 1)[0]) != signal.SIGINT:
+            pass
         terminal = any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
         cursor = "\x1b[?25h\n" if terminal else ""  # a display may have hidden it
         kept = _at_interrupt[-1]() if _at_interrupt else ""
         os.write(2, f"{cursor}{program}: interrupted{': ' * bool(kept)}{kept}\n".encode())
         os._exit(128 + number)
 
+    signal.set_wakeup_fd(arrived)
+    signal.signal(signal.SIGINT, lambda *_: None)  # Python's own would raise KeyboardInterrupt beside it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     threading.Thread(target=wait, daemon=True).start()

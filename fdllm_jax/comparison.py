@@ -128,6 +128,8 @@ def variants(
     """
     named = [_named(name) for name in methods]
     named += [(name, PRESETS[name]["method"], name, {}) for name in presets]
+    if not named:
+        raise ValueError("no methods: name at least one method or preset")
     used = {method: (*SHARED, *METHODS[method]) for _, method, _, _ in named}
     given = [field.name for field in fields(Settings) if getattr(options, field.name, None) is not None]
     faults, notes = [], []

@@ -127,7 +127,7 @@ def _file(table: Table, p: argparse.ArgumentParser, options: argparse.Namespace)
     """Where the results go; None where they are only printed. Raises ValueError where they cannot be written."""
     name = f"paper_{table.name}"
     if options.output is None:
-        file = report.file_of(name, options, p, *vars(options))
+        file = report.file_of(name, options, p)
         if file is None:
             _say(table, "not all is as by default, so nothing is written: --output DIR says where to")
         return file

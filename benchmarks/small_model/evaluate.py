@@ -63,8 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    file = report.file_of("small_model", options, p, "model", "problems", "functions", "methods", "presets")
+    file = report.file_of("small_model", options, p)
+    if options.samples is not None:
+        report.check_file("--samples", options.samples)
+        if options.samples == file:
+            raise ValueError(f"--samples {file}: --output has that name too: give another")
 
+    if min(options.problems, options.functions) < 0 or not options.problems + options.functions:
+        raise ValueError("--problems, --functions: expected numbers of at least 0, and not both of them 0")
     other = {} if options.against is None else judgements(options.against)
     command_line.use_compilation_cache()
     command_line.check_device()
@@ -72,16 +78,21 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
     tasks = {"word_problems": options.problems, "functions": options.functions}
     rows: list[dict[str, Any]] = []
-    samples: list[dict[str, Any]] = []
+    if options.samples is not None:
+        report.part(options.samples).unlink(missing_ok=True)
     for task, count in tasks.items():
         judged: dict[str, list[bool]] = {}
         items = [MODULES[task].make(i, split="test") for i in range(count)]
         prompts = [item.question for item in items]
         lengths = argparse.Namespace(gen_length=options.gen_length, block_length=options.block_length)
         chosen, _ = variants(options.methods, options.presets, lengths)
-        for its in (other.get((task, variant.label), {}) for variant in chosen):
-            if its and any(prompt not in its for prompt in prompts):
-                raise ValueError(f"--against {options.against}: of fewer {task} than asked for: give as many there")
+        for variant in chosen if options.against else ():
+            its = other.get((task, variant.label), {})
+            if missing := sum(prompt not in its for prompt in prompts):
+                raise ValueError(
+                    f"--against {options.against}: {missing} of {count} {task} have no sample of {variant.label} "
+                    "there: make it with the same items and methods"
+                )
         with ThreadPoolExecutor() as pool:
             list(pool.map(partial(llm.compile, prompts), [variant.settings for variant in chosen if count]))
         for variant in chosen if count else ():
@@ -104,21 +115,22 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             rows += [
                 paired(case, judged[other], right, other) for other in BASELINES if other in judged and other != method
             ]
-            if its := other.get((task, method)):
+            if options.against is not None:
+                its = other[task, method]
                 rows.append(paired(case, [its[prompt] for prompt in prompts], right, str(options.against)))
-            samples += [
-                {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
-                for prompt, result, ok in zip(prompts, results, right, strict=True)
-            ]
+            if options.samples is not None:
+                with report.part(options.samples).open("a", encoding="utf-8") as samples:
+                    for prompt, result, ok in zip(prompts, results, right, strict=True):
+                        sample = {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
+                        samples.write(json.dumps(sample, ensure_ascii=False) + "\n")
             if file is not None:
                 report.write_part(file, settings=settings_of_run, rows=rows)
             for row in rows[first:]:
-                print(f"{task:>14} {method:>68} {row['metric']:>16}: {row['median']:.4f}", flush=True)
-    if file is not None and rows:
-        report.finish(file)
-    if options.samples:
-        lines = (json.dumps(sample, ensure_ascii=False) for sample in samples)
-        options.samples.write_text("\n".join(lines) + "\n", encoding="utf-8")
+                to = f" to {row['baseline']['name']}" if row["baseline"] else ""
+                print(f"{task:>14} {method:>68} {row['metric'] + to:>16}: {row['median']:.4f}", flush=True)
+    for one in (file, options.samples):
+        if one is not None:
+            report.finish(one)
 
 
 def judgements(samples: Path) -> dict[tuple[str, str], dict[str, bool]]:
@@ -130,7 +142,9 @@ def judgements(samples: Path) -> dict[tuple[str, str], dict[str, bool]]:
     for number, line in enumerate(command_line.read_text("--against", str(samples)).splitlines(), 1):
         try:
             sample = json.loads(line)
-            found.setdefault((sample["task"], sample["method"]), {})[sample["prompt"]] = bool(sample["right"])
+            if not isinstance(right := sample["right"], bool):
+                raise TypeError(right)
+            found.setdefault((sample["task"], sample["method"]), {})[sample["prompt"]] = right
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"--against {samples}: line {number} is none that --samples writes") from error
     return found

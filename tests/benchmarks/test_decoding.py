@@ -16,13 +16,48 @@ def test_a_small_run_writes_whole_results(tmp_path: Path, capsys: pytest.Capture
     rows = json.loads((tmp_path / "decoding.json").read_text(encoding="utf-8"))["rows"]
     found = {(row["metric"], row["case"].get("part")): row for row in rows}
     assert {part for metric, part in found if metric == "time"} == {"prefill", "iteration", "draft", "verify", "rest"}
-    parts = sum(found["time", part]["median"] for part in ("draft", "verify", "rest"))
-    assert parts == pytest.approx(found["time", "iteration"]["median"])
+    share = found["share_of_iterations", "verify"]["median"]
+    times = {part: found["time", part]["median"] for part in ("iteration", "draft", "verify", "rest")}
+    assert 0 < share <= 1
+    assert times["draft"] + share * times["verify"] + times["rest"] == pytest.approx(times["iteration"])
     assert found["accuracy", None]["repeats"] == 3 and found["accuracy", None]["case"]["synthetic"] is True
     assert (tmp_path / "decoding.png").read_bytes().startswith(b"\x89PNG")
     assert "decode tokens/s" in capsys.readouterr().out
-    assert decoding.main(["--task", "gsm8k"]) == 2
-    assert "--data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--task", "gsm8k"], "--data"),
+        (["--data", "somewhere"], "--data somewhere: task word_problems is made, not read"),
+        (["--shots", "-1"], "--shots: '-1': expected an integer"),
+        (["--problems", "3", "--batch", "4"], "3 problems are too few for --batch 4"),
+        (["--gen-length", "32", "5000"], "more than the model's context"),
+        (["--methods", "--presets"], "no methods"),
+        (["--random", "64,2,2,96,4096", "--schedule", "1", "1", "--model", "somewhere"], "one of the two"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = decoding.main(given)
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr()
+    assert code == 2 and message in printed.err and not printed.out
+
+
+def test_a_task_of_its_own_examples_takes_no_other_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    item = {"task_id": "HumanEval/0", "prompt": "def one():\n", "test": "def check(f):\n    assert f() == 1\n"}
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(item | {"entry_point": "one", "canonical_solution": ""}))
+    given = ["--task", "humaneval", "--data", str(tmp_path), "--problems", "1", "--batch", "1", "--gen-length", "16"]
+    assert decoding.main([*given, "--shots", "3"]) == 2
+    assert "have their own number of examples" in capsys.readouterr().err
+    run = ["--methods", "flash-cache", "--presets", "--repeats", "1", "--output", str(tmp_path)]
+    assert decoding.main([*given, *run]) == 0
+    rows = json.loads((tmp_path / "decoding.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["case"]["shots"] for row in rows} == {0}
 
 
 def test_a_batch_begun_together_is_what_the_engine_decodes() -> None:
@@ -33,6 +68,18 @@ def test_a_batch_begun_together_is_what_the_engine_decodes() -> None:
     assert [r.token_ids for r in found.results] == [r.token_ids for r in expected]
     assert found.steps == min(r.steps for r in expected) - 1  # all are live until the first ends
     assert found.tokens == sum(1 <= step <= found.steps for r in expected for step in r.step_of) > 0
+
+
+def test_second_passes_are_counted() -> None:
+    """Of one slot, all of whose steps behind the first are timed."""
+    llm, settings = LLM(slots=1, dtype="float32"), Settings(gen_length=32)
+    prompts = [llm.tokenizer.encode_chat("What is 3 + 4?")]
+    found = timed(llm.compile(prompts, settings), llm, prompts, settings)
+    of_all = found.results[0].forwards - found.results[0].steps
+    assert of_all - found.verified == pytest.approx(round(of_all - found.verified)) and of_all > 1
+    assert 0 <= of_all - found.verified <= 1  # the first step's
+    alone = Settings(gen_length=32, method="flash-cache")
+    assert timed(llm.compile(prompts, alone), llm, prompts, alone).verified == 0
 
 
 def test_random_weights_commit_by_the_schedule_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,3 +96,8 @@ def test_proportions_have_wilson_intervals(tmp_path: Path) -> None:
     report.write(tmp_path / "a" / "x.json", settings={"s": 1}, rows=[row])
     assert json.loads((tmp_path / "a" / "x.json").read_text())["rows"] == [row]
     assert list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "x.json"]
+
+
+def test_a_table_without_an_end_is_no_table() -> None:
+    with pytest.raises(ValueError, match="no <!-- end -->"):
+        tables.filled("<!-- table: methods -->\nall of this\n<!-- table: against -->\n<!-- end -->\n")

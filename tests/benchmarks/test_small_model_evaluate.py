@@ -24,7 +24,10 @@ def test_a_small_run_is_paired_with_another(tmp_path: Path, capsys: pytest.Captu
     assert accuracy["repeats"] == difference["repeats"] == 2 and difference["baseline"]["name"] == str(samples)
     assert abs(difference["median"]) == 0.5 and found["functions", "accuracy_difference"]["median"] == 0
 
-    for content, message in (("\n".join(map(json.dumps, lines[1:])), "of fewer word_problems"), ("{}\n", "line 1 is")):
+    for content, message in (
+        ("\n".join(map(json.dumps, lines[1:])), "1 of 2 word_problems have no sample of threshold there"),
+        ("{}\n", "line 1 is"),
+    ):
         samples.write_text(content, encoding="utf-8")
         assert evaluate.main([*given, "--problems", "2", "--against", str(samples)]) == 2
         assert message in capsys.readouterr().err

@@ -193,6 +193,20 @@ def test_module_runs_from_standard_input_with_nothing_in_the_environment() -> No
     assert "####" in done.stdout and done.stderr == ""
 
 
+def test_ctrl_c_ends_whatever_thread_it_reaches() -> None:
+    script = """
+import signal, threading, time
+from fdllm_jax import command_line
+other = threading.Thread(target=time.sleep, args=(60,))
+other.start()
+command_line.exit_on_ctrl_c("generate")
+signal.pthread_kill(other.ident, signal.SIGINT)
+time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 130 and done.stderr == "generate: interrupted\n"
+
+
 def test_ctrl_c_prints_what_has_finished() -> None:
     """The signal comes when one of two responses has."""
     script = """
