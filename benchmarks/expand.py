@@ -82,10 +82,17 @@ def main(arguments: Sequence[str] | None = None, *, interrupts: Interrupts | Non
     p = argparse.ArgumentParser(prog="python -m benchmarks.expand", description=__doc__)
     p.add_argument("source", metavar="SMALL", help="the small checkpoint's directory, or its id on the hub")
     p.add_argument("destination", metavar="OUT", type=Path, help="the directory to make; must not exist")
-    p.add_argument("--shape", type=shape_of, default=LLADA_8B, help="llada-8b (default), or D,LAYERS,HEADS,MLP,VOCAB")
+    p.add_argument(
+        "--shape",
+        type=shape_of,
+        default=LLADA_8B,
+        help="llada-8b (default), or D,LAYERS,HEADS,MLP,VOCAB: multiples of the small model's, D at least 4 times",
+    )
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--seed", type=int, default=0, help="of the rows of unused ids (0)")
     chosen = p.parse_args(arguments)
+    if chosen.seed < 0:
+        p.error(f"--seed {chosen.seed}: expected at least 0")
     try:
         write_expanded(
             convert.resolve(chosen.source),

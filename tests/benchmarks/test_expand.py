@@ -297,6 +297,12 @@ def test_what_is_no_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "expected llada-8b or d_model,n_layers,n_heads,mlp_size,vocab_size" in capsys.readouterr().err
 
 
+def test_a_seed_is_none_below_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        expand.main([str(SHIPPED), str(tmp_path / "out"), "--seed", "-1"])
+    assert "--seed -1: expected at least 0" in capsys.readouterr().err
+
+
 def test_nothing_is_overwritten(tiny: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert expand.main([str(tiny[0]), str(tiny[1]), "--shape", "128,4,8,96,90"]) == 2
     assert "exists" in capsys.readouterr().err
