@@ -207,11 +207,12 @@ def _run(options: argparse.Namespace) -> None:
     about |= {"kernels": options.kernels, "problems": len(items)}
     rows: Rows = []
     file = None if options.output is None else command_line.made(options.output) / "decoding.json"
-    for found in measured(engine, suite, items, options):
-        rows += found
-        print(decoding_plot.line(found), flush=True)
-        if file is not None:
-            report.write_part(file, settings=about, rows=rows)
+    with report.kept(file, rows):
+        for found in measured(engine, suite, items, options):
+            rows += found
+            print(decoding_plot.line(found), flush=True)
+            if file is not None:
+                report.write_part(file, settings=about, rows=rows)
     if not rows:
         raise ValueError("nothing was measured: give other --methods, or a smaller --batch")
     if file is not None:

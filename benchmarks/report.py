@@ -3,10 +3,12 @@
 import argparse
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fdllm_jax.command_line import at_interrupt
 from fdllm_jax.report import hardware, proportion, row, wilson, write
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "file_of",
     "finish",
     "hardware",
+    "kept",
     "part",
     "proportion",
     "row",
@@ -49,6 +52,13 @@ def check_file(option: str, file: Path) -> None:
 def write_part(file: Path, **what: Any) -> None:
     """`write` what a run has so far beside its file: an unfinished run replaces no results, and loses none."""
     write(part(file), **what)
+
+
+@contextmanager
+def kept(file: Path | None, rows: Sequence[Any]) -> Iterator[None]:
+    """At Ctrl-C meanwhile, it is said where the rows lie that `write_part` has written."""
+    with at_interrupt(lambda: f"what was measured lies in {part(file)}" if file is not None and rows else ""):
+        yield
 
 
 def finish(file: Path) -> None:

@@ -105,10 +105,11 @@ def _run(table: Table, p: argparse.ArgumentParser, options: argparse.Namespace) 
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)
     settings |= {"model": llm.name, "dtype": str(llm.dtype), "kernels": options.kernels}
     rows: Rows = []
-    for of_cell in decoded(llm, table, cells, items, options):
-        rows += of_cell
-        if file is not None:
-            report.write_part(file, settings=settings, rows=rows)
+    with report.kept(file, rows):
+        for of_cell in decoded(llm, table, cells, items, options):
+            rows += of_cell
+            if file is not None:
+                report.write_part(file, settings=settings, rows=rows)
     if not rows:
         raise ValueError("out of memory: give a smaller --batch, or a smaller --gen-length")
     title = f"arXiv 2609.26796, {table.title}\n{llm.name}, {llm.dtype}, {report.hardware()}"

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import report, tables
 from benchmarks.tables import DOCUMENTS, filled
+from fdllm_jax import command_line
 
 ROW = {"case", "metric", "unit", "median", "low", "high", "repeats", "floor", "baseline"}
 
@@ -74,6 +75,15 @@ def test_an_unfinished_run_replaces_nothing(tmp_path: Path) -> None:
     assert len(json.loads(file.read_text())["rows"]) == 2
     report.finish(file)
     assert len(json.loads(file.read_text())["rows"]) == 1 and list(tmp_path.iterdir()) == [file]
+
+
+def test_ctrl_c_says_where_the_figures_are(tmp_path: Path) -> None:
+    rows: list[int] = []
+    with report.kept(tmp_path / "x.json", rows), report.kept(None, [1]):
+        of_none, of_file = reversed(command_line._at_interrupt)
+        assert of_none() == of_file() == ""
+        rows.append(1)
+        assert of_file() == f"what was measured lies in {tmp_path / 'x.part.json'}" and of_none() == ""
 
 
 def test_the_shipped_checkpoint_keeps_its_promises() -> None:
