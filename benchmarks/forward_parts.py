@@ -111,7 +111,11 @@ def prefill(config: ModelConfig, slots: int, lengths: Lengths) -> Part:
     token = jax.random.randint(jax.random.key(1), (slots, lengths.capacity), 0, config.vocab_size, jnp.int32)
     scored = (position >= lengths.prompt) & (position < lengths.prompt + lengths.masked)
     query, first = packed_query(
-        token, jnp.full(slots, rows, jnp.int32), rows=slots * rows, scored=jnp.broadcast_to(scored, token.shape)
+        token,
+        jnp.full(slots, rows, jnp.int32),
+        rows=slots * rows,
+        scored=jnp.broadcast_to(scored, token.shape),
+        most_scored=lengths.masked,
     )
     wanted = (first[:, None] + lengths.prompt + jnp.arange(lengths.block)[None]).reshape(-1)
     shape = shape_of(config)

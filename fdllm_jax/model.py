@@ -116,9 +116,8 @@ class Layer(nnx.Module):
         if query.visibility is None:
             q, k_cache, v_cache = qkv_rope_cache(*inputs, **of_heads)
             kernels = self.kernels.scheduled_attention
-            out = scheduled_attention(
-                q, k_cache, v_cache, query.block_table, **of_blocks, aligned=query.aligned, kernels=kernels
-            )
+            of_blocks |= {"aligned": query.aligned, "most_scored": query.most_scored}
+            out = scheduled_attention(q, k_cache, v_cache, query.block_table, **of_blocks, kernels=kernels)
         else:
             assert query.buffered is not None
             q, k, v, k_cache, v_cache = qkv_rope_cache_returning(*inputs, **of_heads)

@@ -26,7 +26,8 @@ class Query:
     visibility: who sees whom among the rows of a block, where several may stand at one position (verify). None: every
         row of a block writes, and they see the cache as it is then.
     buffered: with `visibility`, the cache rows of positions that have a row in the buffer; no row sees them.
-    score_rows: rows whose attention is counted (tracking scores); None: of no row.
+    score_rows: rows whose attention is counted (tracking scores); None: of no row. most_scored: of a block at most so
+        many; None: any number.
     track_layers: the layers whose attention is counted; None: all.
     """
 
@@ -39,6 +40,7 @@ class Query:
     buffered: Bool[Array, "cache_rows"] | None = None
     score_rows: Bool[Array, "rows"] | None = None
     block_rows: int = field(metadata={"static": True})
+    most_scored: int | None = field(default=None, metadata={"static": True})
     aligned: bool = field(default=False, metadata={"static": True})
     track_layers: tuple[int, ...] | None = field(default=None, metadata={"static": True})
 
@@ -50,12 +52,13 @@ def packed_query(
     rows: int,
     most: int | None = None,
     scored: Bool[Array, "slots capacity"] | None = None,
+    most_scored: int | None = None,
     track_layers: tuple[int, ...] | None = None,
 ) -> tuple[Query, Int[Array, "slots"]]:
     """Whole sequences one after the other in `rows` rows, and the first row of each; a length of 0 leaves a slot out.
 
     length: of prompt and response, at most `rows` in all, of at most `most` sequences (None: of all slots); an empty
-    block costs attention its launch. scored: positions whose attention is counted.
+    block costs attention its launch. scored: positions whose attention is counted, at most `most_scored` of a sequence.
     """
     slots, capacity = token.shape
     end = jnp.cumsum(length)
@@ -74,6 +77,7 @@ def packed_query(
         block_table=jnp.stack([of_block, length[of_block], first[of_block], length[of_block]], axis=-1),
         score_rows=None if scored is None else real & scored[slot, position],
         block_rows=capacity,
+        most_scored=most_scored,
         track_layers=track_layers,
     )
     return query, first

@@ -22,12 +22,12 @@ Scores = Float[Array, "cache_rows"]
 @overload
 def scheduled_attention(
     q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
-    aligned: bool = False, score_rows: None = None, kernels: Implementation = "xla",
+    aligned: bool = False, score_rows: None = None, most_scored: int | None = None, kernels: Implementation = "xla",
 ) -> Array: ...  # fmt: skip
 @overload
 def scheduled_attention(
     q: Array, k_cache: Array, v_cache: Array, block_table: Array, *, capacity: int, block_rows: int,
-    aligned: bool = False, score_rows: Array, kernels: Implementation = "xla",
+    aligned: bool = False, score_rows: Array, most_scored: int | None = None, kernels: Implementation = "xla",
 ) -> tuple[Array, Array]: ...  # fmt: skip
 def scheduled_attention(
     q: Float[Array, "rows heads head_dim"],
@@ -39,6 +39,7 @@ def scheduled_attention(
     block_rows: int,
     aligned: bool = False,
     score_rows: Bool[Array, "rows"] | None = None,
+    most_scored: int | None = None,
     kernels: Implementation = "xla",
 ) -> Attended | tuple[Attended, Scores]:
     """Softmax attention, scale 1/sqrt(head_dim), fp32 accumulation; the result has q's dtype.
@@ -49,7 +50,8 @@ def scheduled_attention(
 
     With `score_rows` the result is (attended, scores): scores[slot * capacity + position] is the attention probability
     (fp32) of that cache row, summed over the marked query rows of its slot and over heads (the tracking score of
-    arXiv 2609.26796, equation 2, before its means over heads and rows).
+    arXiv 2609.26796, equation 2, before its means over heads and rows). `most_scored` is the caller's word that no
+    block has more marked rows: where that is far less than block_rows, only they are gone through.
 
     `aligned` is the caller's word that block i is of slot i, its first_row i * block_rows and its kv_length not 0 if it
     has rows, and that all cache rows are finite. It changes no result, but may let cuDNN run, which multiplies rows
@@ -72,8 +74,26 @@ def scheduled_attention(
         attended, lse = kernel.attend(q, k_cache, v_cache, block_table, **run)
     if score_rows is None or lse is None:
         return attended
-    scores = kernel.tracking_scores(q, k_cache, lse, block_table, score_rows, **run)
+    counted = (q, k_cache, lse, block_table, score_rows)
+    if most_scored is not None and most_scored <= block_rows // 2:
+        counted, run["block_rows"] = _marked_alone(*counted, most_scored), most_scored
+    scores = kernel.tracking_scores(*counted, **run)
     return attended, sum_by_slot(scores, block_table, slots=k_cache.shape[0] // capacity)
+
+
+def _marked_alone(
+    q: Array, k_cache: Array, lse: Array, block_table: Array, score_rows: Array, most: int
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The same with nothing but the marked rows, those of each block in a block of `most` rows."""
+    slot, kv_length, first, rows = block_table.T
+    marked = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(score_rows, dtype=jnp.int32)])  # before each row
+    before = marked[first]
+    count = jnp.minimum(marked[first + rows] - before, most)
+    place = before[:, None] + jnp.arange(most)[None]  # among all marked rows
+    row = jnp.searchsorted(marked[1:], place.reshape(-1) + 1, method="compare_all")
+    row = jnp.minimum(row, len(score_rows) - 1)  # beyond a block's count anything does
+    table = jnp.stack([slot, kv_length, jnp.arange(len(slot), dtype=jnp.int32) * most, count], axis=1)
+    return q[row], k_cache, lse[:, row], table, jnp.ones(len(row), jnp.bool_)
 
 
 def _reference(

@@ -23,6 +23,7 @@ from pallas_kernels.verify_attention import Visibility, verify_attention
 
 ROWS = (13, 32, 64, 128)  # the first ends within a tile
 FEW, MANY = ROWS[0], ROWS[-1]
+FEW_SCORED = 40  # of the rows of a block
 BLOCK_ROWS = ((FEW, False), (32, False), (MANY, False), (MANY, True))  # True: many blocks
 POSITIONS = 4096
 CAPACITY, KV_LENGTHS = 320, (300, 77)  # of two slots; no length is a multiple of a tile
@@ -222,6 +223,18 @@ def _scheduled_attention_outputs(inputs: dict[str, Any], shape: ModelShape, kern
     of_cache = ("k_cache", "v_cache")
     yield from _attention_outputs(inputs, shape, kernels, op=scheduled_attention, of_rows=("q",), of_cache=of_cache)
     yield from _aligned_outputs(inputs, shape, kernels)
+    yield from _few_scored_outputs(inputs, shape, kernels)
+
+
+def _few_scored_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:
+    """Scores of blocks with few marked rows, as those of a prefill."""
+    used = 2 * MANY - 3
+    some = {name: inputs[name] for name in ("k_cache", "v_cache")} | {"q": inputs["q"][:used]}
+    marked = inputs["score_rows"][:used] & (jnp.arange(used) % MANY < FEW_SCORED)
+    call: dict[str, Any] = {"capacity": CAPACITY, "block_rows": MANY, "score_rows": marked, "most_scored": FEW_SCORED}
+    table = _block_table(MANY, shape.n_heads, wide=False)
+    _, scores = scheduled_attention(**some, block_table=table, **call, kernels=kernels)
+    yield "scores of few rows", scores
 
 
 def _aligned_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:

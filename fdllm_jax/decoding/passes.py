@@ -37,9 +37,10 @@ class Seen(NamedTuple):
 
 
 class Tracking(NamedTuple):
-    """Whose attention is counted, by position, and in which layers (None: all)."""
+    """Whose attention is counted, by position, at most how many of a slot, and in which layers (None: all)."""
 
     marked: Bool[Array, "slots capacity"]
+    most: int
     layers: tuple[int, ...] | None
 
 
@@ -67,7 +68,7 @@ def whole(
     rows = min(slots * capacity, max(capacity, packed_rows(model.config)))
     most = min(slots, max(1, rows // SHORT))
     tokens = state.tokens if tokens is None else tokens
-    marked, layers = tracking or (None, None)
+    marked, most_scored, layers = tracking or (None, None, None)
 
     def left(carry: tuple) -> Array:
         return jnp.any(carry[0])
@@ -76,7 +77,7 @@ def whole(
         pending, hidden, scores, cache = carry
         length = jnp.where(pending, state.length, 0)
         fits = pending & (jnp.cumsum(length) <= rows) & (jnp.cumsum(pending) <= most)
-        of_those = {"rows": rows, "most": most, "scored": marked, "track_layers": layers}
+        of_those = {"rows": rows, "most": most, "scored": marked, "most_scored": most_scored, "track_layers": layers}
         query, first = packed_query(tokens, jnp.where(fits, length, 0), **of_those)
         output = model(query, cache)
         found = output.hidden[jnp.minimum(first[:, None] + wanted, rows - 1)]

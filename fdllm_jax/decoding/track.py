@@ -34,7 +34,7 @@ def masked_window(state: DecodeState, budgets: Budgets) -> Int[Array, "slots mas
 
 def tracking(state: DecodeState, masked: Int[Array, "slots mask_window"], budgets: Budgets) -> Tracking:
     """The attention of M is what is counted."""
-    return Tracking(at(masked, state.tokens.shape[1]), budgets.track_layers)
+    return Tracking(at(masked, state.tokens.shape[1]), budgets.mask_window, budgets.track_layers)
 
 
 def decoded(state: DecodeState) -> Bool[Array, "slots capacity"]:

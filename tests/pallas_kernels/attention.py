@@ -35,4 +35,4 @@ def jitted(attention: Callable[..., Any], table: int) -> Callable[..., Any]:
             return in_blocks(out[0], inputs[table]), *out[1:]
         return in_blocks(out, inputs[table])
 
-    return jax.jit(run, static_argnames=("capacity", "block_rows", "aligned", "kernels"))
+    return jax.jit(run, static_argnames=("capacity", "block_rows", "aligned", "most_scored", "kernels"))

@@ -112,6 +112,24 @@ def test_kernel_is_the_reference(blocks, heads, seed):
     assert error(scores, expected_scores) < FLOAT32_ERROR
 
 
+@pytest.mark.parametrize("most", [1, 5, 16])
+def test_few_marked_rows_are_counted_alone(most: int):
+    """Blocks with as many as there may be, fewer and none, the first row and the last among them; rows in no block."""
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 16, "capacity": 100, "slots": 4}
+    blocks = [(2, 77, 33), (0, 100, 40), (3, 0, 3), (1, 40, 0), (1, 5, 20)]
+    inputs, _ = case(np.random.default_rng(most), blocks, rows=103, **shape)
+    marked = np.arange(103) == 0  # which is in no block
+    for _, _, first, rows in np.asarray(inputs[3])[[0, 1, 4]]:
+        marked[[first, first + rows - 1][:most]] = True
+    first, rows = np.asarray(inputs[3])[1, 2:]
+    marked[np.arange(first + 7, first + rows - 1)[: max(0, most - 2)]] = True
+    run = {"capacity": 100, "block_rows": 40, "score_rows": jnp.asarray(marked)}
+    _, expected = attention(*inputs, **run)
+    out, scores = attention(*inputs, **run, most_scored=most, kernels="interpret")
+    assert error(scores, expected) < FLOAT32_ERROR and np.abs(scores).max() > 0
+    np.testing.assert_array_equal(out, attention(*inputs, **run, kernels="interpret")[0])
+
+
 def test_kernel_without_splits_is_the_reference():
     """A short cache is not split, so values come straight from the kernel."""
     shape = {"heads": 2, "kv_heads": 1, "head_dim": 64, "capacity": 48, "slots": 3}

@@ -86,7 +86,7 @@ def outputs_eagerly(check: Check, inputs: Any, shape: ModelShape, kernels: str) 
     return jax.tree.map(np.asarray, dict(check.outputs(inputs, shape, kernels)))
 
 
-STATICS = ("n_heads", "rope_theta", "vocab_size", "capacity", "block_rows", "aligned")
+STATICS = ("n_heads", "rope_theta", "vocab_size", "capacity", "block_rows", "aligned", "most_scored")
 REFERENCES = {
     name: jax.jit(
         function := getattr(self_check_cases, name),

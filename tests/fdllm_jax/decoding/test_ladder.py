@@ -558,7 +558,7 @@ def test_several_packed_passes_leave_what_one_does(
 ) -> None:
     state = start(model, Settings(method="threshold", gen_length=15), 0)
     which, wanted = jnp.array([True, True, False, True]), jnp.broadcast_to(jnp.arange(3, 9), (SLOTS, 6))
-    tracking, found, calls = passes.Tracking(state.masked, None), [], []
+    tracking, found, calls = passes.Tracking(state.masked, state.masked.shape[1], None), [], []
     for rows, short in ((4096, 1), (48, 1), (1, 1), (4096, 4096)):
         monkeypatch.setattr(passes, "MOST_PACKED_ROWS", rows)
         monkeypatch.setattr(passes, "SHORT", short)
