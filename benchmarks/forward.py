@@ -112,6 +112,8 @@ def main(given: Sequence[str] | None = None) -> int:
         p.error("--slots and --repeats must be at least 1")
     if unknown := set(options.parts or ()) - set(PARTS):
         p.error(f"--parts {', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
+    if options.tiny and options.kernels != p.get_default("kernels"):
+        p.error("--tiny runs the XLA references alone: leave --kernels out")
     if not options.tiny and jax.default_backend() != "gpu":
         p.error(f"this needs an NVIDIA GPU and JAX runs on {jax.default_backend()}: use --tiny to try it out")
     config, dtype = (TINY, jnp.float32) if options.tiny else (LLADA_8B, jnp.bfloat16)

@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,9 @@ from fdllm_jax.comparison import variants
 from fdllm_jax.evaluation.sandbox import pass_all
 from fdllm_jax.settings import PRESETS
 from fdllm_jax.tasks import extract_answer
+
+Rows = list[dict[str, Any]]
+Judgements = dict[tuple[str, str], dict[str, bool]]  # of each prompt, by task and method
 
 # What a comparison at block_length 16 needs, in the words of `fdllm_jax.compare`.
 METHODS = (
@@ -68,7 +71,6 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         report.check_file("--samples", options.samples)
         if options.samples == file:
             raise ValueError(f"--samples {file}: --output has that name too: give another")
-
     if min(options.problems, options.functions) < 0 or not options.problems + options.functions:
         raise ValueError("--problems, --functions: expected numbers of at least 0, and not both of them 0")
     other = {} if options.against is None else judgements(options.against)
@@ -76,11 +78,29 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     command_line.check_device()
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
     settings_of_run = {"model": llm.name, "dtype": str(llm.dtype), "slots": options.slots, "kernels": options.kernels}
-    tasks = {"word_problems": options.problems, "functions": options.functions}
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     if options.samples is not None:
         report.part(options.samples).unlink(missing_ok=True)
-    for task, count in tasks.items():
+    with report.kept(file, rows):
+        for found, samples in evaluated(llm, options, other):
+            rows += found
+            if options.samples is not None:
+                with report.part(options.samples).open("a", encoding="utf-8") as lines:
+                    lines.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+            if file is not None:
+                report.write_part(file, settings=settings_of_run, rows=rows)
+            for row in found:
+                to = f" to {row['baseline']['name']}" if row["baseline"] else ""
+                of = f"{row['case']['task']:>14} {row['case']['method']:>68}"
+                print(f"{of} {row['metric'] + to:>16}: {row['median']:.4f}", flush=True)
+    for one in (file, options.samples):
+        if one is not None:
+            report.finish(one)
+
+
+def evaluated(llm: LLM, options: argparse.Namespace, other: Judgements) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
+    """Of each task and method, the rows and the samples. Raises ValueError where the other model's are not of these."""
+    for task, count in (("word_problems", options.problems), ("functions", options.functions)):
         judged: dict[str, list[bool]] = {}
         items = [MODULES[task].make(i, split="test") for i in range(count)]
         prompts = [item.question for item in items]
@@ -100,45 +120,37 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             results = llm.generate(prompts, settings)
             right = score(task, items, [result.text for result in results])
             case = {"task": task, **settings.used(), "method": method}
-            first = len(rows)
             tokens, steps, forwards = (
-                sum(count) for count in zip(*((len(r.token_ids), r.steps, r.forwards) for r in results), strict=True)
+                sum(numbers)
+                for numbers in zip(*((len(r.token_ids), r.steps, r.forwards) for r in results), strict=True)
             )
-            rows += [
+            rows = [
                 report.proportion(case, "accuracy", sum(right), count),
                 report.row(case, "tokens_per_step", "tokens", tokens / steps),
                 report.row(case, "tokens_per_forward", "tokens", tokens / forwards),
                 report.row(case, "tokens", "tokens", tokens / count),
                 report.proportion(case, "ended_by_eos", sum(r.stop_reason == "eos" for r in results), count),
             ]
+            rows += [paired(case, judged[one], right, one) for one in BASELINES if one in judged and one != method]
             judged[method] = right
-            rows += [
-                paired(case, judged[other], right, other) for other in BASELINES if other in judged and other != method
-            ]
             if options.against is not None:
                 its = other[task, method]
                 rows.append(paired(case, [its[prompt] for prompt in prompts], right, str(options.against)))
-            if options.samples is not None:
-                with report.part(options.samples).open("a", encoding="utf-8") as samples:
-                    for prompt, result, ok in zip(prompts, results, right, strict=True):
-                        sample = {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
-                        samples.write(json.dumps(sample, ensure_ascii=False) + "\n")
-            if file is not None:
-                report.write_part(file, settings=settings_of_run, rows=rows)
-            for row in rows[first:]:
-                to = f" to {row['baseline']['name']}" if row["baseline"] else ""
-                print(f"{task:>14} {method:>68} {row['metric'] + to:>16}: {row['median']:.4f}", flush=True)
-    for one in (file, options.samples):
-        if one is not None:
-            report.finish(one)
+            yield (
+                rows,
+                [
+                    {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
+                    for prompt, result, ok in zip(prompts, results, right, strict=True)
+                ],
+            )
 
 
-def judgements(samples: Path) -> dict[tuple[str, str], dict[str, bool]]:
+def judgements(samples: Path) -> Judgements:
     """Whether each prompt's text was right, by task and method, in a run's `--samples`.
 
     Raises ValueError for a file of other lines.
     """
-    found: dict[tuple[str, str], dict[str, bool]] = {}
+    found: Judgements = {}
     for number, line in enumerate(command_line.read_text("--against", str(samples)).splitlines(), 1):
         try:
             sample = json.loads(line)

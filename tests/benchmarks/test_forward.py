@@ -16,3 +16,13 @@ def test_a_tiny_run_writes_whole_results(tmp_path: Path, capsys: pytest.CaptureF
     assert [row["case"] for row in rows] == [{"part": part, "kernels": "xla", "batch": 2} for part in parts]
     assert all(row["unit"] == "s" and row["low"] <= row["median"] <= row["high"] for row in rows)
     assert "FAILED" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(["--kernels", "pallas"], "leave --kernels out"), (["--output", "none/x.json"], "none/x.json")],
+)
+def test_what_cannot_be_is_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        forward.main(["--tiny", *given])
+    assert message in capsys.readouterr().err
