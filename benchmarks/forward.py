@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -79,7 +80,7 @@ def compile(model: LLaDA, part: Part, cache: KVCache) -> Callable[..., tuple[Arr
     """The program that `measure` runs: (cache, count) -> what is left and the cache."""
     graphdef, parameters = nnx.split(model)
     given = parameters, part.query, part.wanted
-    compiled = forwards.lower(*given, cache, jnp.int32(1), graphdef=graphdef).compile()
+    compiled = forwards.lower(*given, cache, np.int32(1), graphdef=graphdef).compile()
     return lambda cache, count: compiled(*given, cache, count)
 
 
