@@ -67,8 +67,7 @@ def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], setting
         if steps:
             values.setdefault(("time", "iteration"), []).append(live / steps)
             values.setdefault(("decode_tokens_per_second", None), []).append(tokens / live)
-            if verified:
-                values.setdefault(("share_of_iterations", "verify"), []).append(verified / steps)
+            values.setdefault(("share_of_iterations", "verify"), []).append(verified / steps)
     return values
 
 
@@ -126,9 +125,13 @@ def measure(
         figure = report.spread(samples)
         return report.row(case | ({"part": part} if part else {}), metric, unit, figure.pop("median"), **figure, **more)
 
-    units = {"time": "s", "decode_tokens_per_second": "tokens/s", "tokens_per_second": "tokens/s"}
-    units["share_of_iterations"] = "fraction"
+    units = {
+        "time": "s", "share_of_iterations": "fraction", "decode_tokens_per_second": "tokens/s",
+        "tokens_per_second": "tokens/s",
+    }  # fmt: skip
     batches = of_batches(program, llm, ids, settings, repeats)
+    if "verify" not in FORWARDS.get(settings.method, ()):
+        batches.pop(("share_of_iterations", "verify"), None)
     values, right = of_stream(llm, ids, items, suite, settings)
     rows = [row(metric, units.get(metric, "tokens"), v, part) for (metric, part), v in (batches | values).items()]
     if "replayed" not in case:
@@ -140,9 +143,7 @@ def measure(
         floor = None if device is None else part.work.floor(device)
         rows.append(report.row(case | {"part": name}, "time", "s", figure.pop("median"), **figure, floor=floor))
     if iteration and found:
-        (often,) = {r["median"] for r in rows if r["metric"] == "share_of_iterations"} or {0.0}
-        alone = {r["case"]["part"]: r["median"] for r in rows if r["metric"] == "time"}
-        forwards = sum(alone[name] * (often if name == "verify" else 1.0) for name in found)
+        forwards = sum(decoding_plot.in_iteration(rows, name) or 0.0 for name in found)
         rows.append(row("time", "s", [one - forwards for one in iteration], "rest"))
     return rows
 

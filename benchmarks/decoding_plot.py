@@ -16,6 +16,12 @@ def value(rows: Rows, metric: str, part: str | None = None) -> dict[str, Any] | 
     return next((r for r in rows if r["metric"] == metric and r["case"].get("part") == part), None)
 
 
+def in_iteration(rows: Rows, part: str) -> float | None:
+    """Seconds of an iteration that a part takes, by the share of iterations in which it runs; None if not measured."""
+    time, share = value(rows, "time", part), value(rows, "share_of_iterations", part)
+    return None if time is None else time["median"] * (1.0 if share is None else share["median"])
+
+
 def line(rows: Rows) -> str:
     """A measured case in a line."""
     case = rows[0]["case"]
@@ -97,11 +103,10 @@ def _bars(axis: Any, names: Sequence[str], batches: Sequence[int], found: Any) -
     at, bottom = range(len(labels)), [0.0] * len(labels)
     whole = [value(found[key], "time", "iteration") for key in labels]
     for shade, part in enumerate(PARTS):
-        rows = [value(found[key], "time", part) for key in labels]
-        often = [(value(found[key], "share_of_iterations", part) or {"median": 1.0})["median"] for key in labels]
+        seconds = [in_iteration(found[key], part) for key in labels]
         shares = [
-            max(0.0, 100 * n * r["median"] / w["median"]) if r and w else 0.0  # noise may leave less than no rest
-            for n, r, w in zip(often, rows, whole, strict=True)
+            max(0.0, 100 * s / w["median"]) if s and w else 0.0  # noise may leave less than no rest
+            for s, w in zip(seconds, whole, strict=True)
         ]
         if any(shares):
             axis.barh(at, shares, left=bottom, color=f"C{shade}" if part != "rest" else "0.75", label=part)

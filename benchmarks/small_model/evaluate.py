@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +101,20 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 def evaluated(llm: LLM, options: argparse.Namespace, other: Judgements) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
     """Of each task and method, the rows and the samples. Raises ValueError where the other model's are not of these."""
-    for task, count in (("word_problems", options.problems), ("functions", options.functions)):
-        judged: dict[str, list[bool]] = {}
-        items = [MODULES[task].make(i, split="test") for i in range(count)]
+    counts = {"word_problems": options.problems, "functions": options.functions}
+    made = {task: [MODULES[task].make(i, split="test") for i in range(count)] for task, count in counts.items()}
+    lengths = argparse.Namespace(gen_length=options.gen_length, block_length=options.block_length)
+    chosen, _ = variants(options.methods, options.presets, lengths)
+    for task, variant in product(made, chosen if options.against else ()):
+        its = other.get((task, variant.label), {})
+        if missing := sum(item.question not in its for item in made[task]):
+            raise ValueError(
+                f"--against {options.against}: {missing} of {counts[task]} {task} have no sample of {variant.label} "
+                "there: make it with the same items and methods"
+            )
+    for task, items in made.items():
+        count, judged = len(items), dict[str, list[bool]]()
         prompts = [item.question for item in items]
-        lengths = argparse.Namespace(gen_length=options.gen_length, block_length=options.block_length)
-        chosen, _ = variants(options.methods, options.presets, lengths)
-        for variant in chosen if options.against else ():
-            its = other.get((task, variant.label), {})
-            if missing := sum(prompt not in its for prompt in prompts):
-                raise ValueError(
-                    f"--against {options.against}: {missing} of {count} {task} have no sample of {variant.label} "
-                    "there: make it with the same items and methods"
-                )
         with ThreadPoolExecutor() as pool:
             list(pool.map(partial(llm.compile, prompts), [variant.settings for variant in chosen if count]))
         for variant in chosen if count else ():
