@@ -61,14 +61,14 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         settings = Settings(method=method, gen_length=options.gen_length, stop=stop)
         llm.generate(prompts[: options.slots], settings)  # compiles, and warms up
         speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        loads: dict[str, Load] = {}
+        loads: dict[str, list[Load]] = {kind: [] for kind in KINDS}
         for _ in range(options.repeats):
             for kind in KINDS:
                 start = time.perf_counter()
                 results = decode(llm, prompts, settings, kind, options.slots)
                 seconds = time.perf_counter() - start
                 speeds[kind].append(sum(len(result.token_ids) for result in results) / seconds)
-                loads[kind] = llm.load
+                loads[kind].append(llm.load)
         rows += [row for kind in KINDS for row in figures(method, kind, speeds, loads[kind])]
         rows.append(report.row({"method": method}, "programs", "programs", llm.programs))
         if file is not None:
@@ -88,18 +88,21 @@ def decode(llm: LLM, prompts: Sequence[list[int]], settings: Settings, kind: str
     return [one for one in stream if isinstance(one, Result)]
 
 
-def figures(method: str, kind: str, speeds: dict[str, list[float]], load: Load) -> list[dict[str, Any]]:
+def figures(method: str, kind: str, speeds: dict[str, list[float]], loads: Sequence[Load]) -> list[dict[str, Any]]:
     """The rows of one kind: throughput, also over that of whole batches in the same turn, and what the slots did."""
-    case = {"method": method, "batching": kind}
-    speed = report.spread(speeds[kind])
-    rows = [report.row(case, "tokens_per_second", "tokens/s", speed.pop("median"), **speed)]
+
+    def row(metric: str, unit: str, samples: Sequence[float], **more: Any) -> dict[str, Any]:
+        figure = report.spread(samples)
+        return report.row({"method": method, "batching": kind}, metric, unit, figure.pop("median"), **figure, **more)
+
+    rows = [row("tokens_per_second", "tokens/s", speeds[kind])]
     if kind == "whole batches":
         return rows
-    over = report.spread([own / whole for own, whole in zip(speeds[kind], speeds["whole batches"], strict=True)])
-    rows.append(report.row(case, "speedup", "ratio", over.pop("median"), **over, baseline={"name": "whole batches"}))
-    if load.occupancy is not None:
-        rows.append(report.row(case, "occupancy", "fraction", load.occupancy))
-    return [*rows, report.row(case, "host_share", "fraction", load.host_share)]
+    over = [own / whole for own, whole in zip(speeds[kind], speeds["whole batches"], strict=True)]
+    rows.append(row("speedup", "ratio", over, baseline={"name": "whole batches"}))
+    if waited := [load.occupancy for load in loads if load.occupancy is not None]:
+        rows.append(row("occupancy", "fraction", waited))
+    return [*rows, row("host_share", "fraction", [load.host_share for load in loads])]
 
 
 if __name__ == "__main__":

@@ -135,6 +135,35 @@ def iterations() -> str:
     return "\n".join(lines) + "\n"
 
 
+def batching() -> str:
+    """GSM8K's prompts through slots that are refilled, beside whole batches of the same prompts."""
+    found: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    programs: dict[str, int] = {}
+    for row in rows_of("batching_gsm8k"):
+        case = row["case"]
+        if row["metric"] == "programs":
+            programs[case["method"]] = row["median"]
+        else:
+            found.setdefault((case["method"], case["batching"]), {})[row["metric"]] = row
+    lines = [
+        "| method | slots refilled | tokens/s | over whole batches | slots in use | time between calls | programs |",
+        f"|{'---|' * 7}",
+    ]
+    for (method, kind), of in found.items():
+        if kind != "whole batches":
+            cells = [
+                f"`{method}`",
+                {"continuous": "first come"}.get(kind, kind),
+                f"{of['tokens_per_second']['median']:,.0f}",
+                f"{of['speedup']['median']:.2f}x",
+                f"{of['occupancy']['median']:.1%}",
+                f"{of['host_share']['median']:.1%}",
+                str(programs[method]),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def timed(name: str, heading: str, unit: str, seconds: float) -> str:
     """Times of each case in a unit of `seconds`: its floor, XLA, the kernel, and what other libraries take."""
     of_case: dict[str, dict[str, Any]] = {}
@@ -177,6 +206,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "methods": methods,
     "against": against,
     "iterations": iterations,
+    "batching": batching,
     "kernels": partial(timed, "kernels", "operation", "us", 1e-6),
     "forward": partial(timed, "forward", "forward", "ms", 1e-3),
 }

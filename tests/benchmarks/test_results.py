@@ -99,6 +99,21 @@ def test_the_shipped_checkpoint_keeps_its_promises() -> None:
         assert settings["steps"] == settings["gen_length"] and settings["block_length"] == 16
 
 
+def test_refilled_slots_keep_their_promises() -> None:
+    rows = tables.rows_of("batching_gsm8k")
+    for row in rows:
+        match row["metric"]:
+            case "speedup":
+                assert row["median"] >= 1.3
+            case "occupancy":
+                assert row["median"] > 0.9
+            case "host_share":
+                assert row["median"] < 0.05
+            case "programs":
+                assert row["median"] <= 8
+    assert {row["metric"] for row in rows} > {"speedup", "occupancy", "host_share", "programs"}
+
+
 def test_proportions_have_wilson_intervals(tmp_path: Path) -> None:
     row = report.proportion({"task": "t"}, "accuracy", 81, 263)
     assert (round(row["low"], 3), round(row["high"], 3)) == (0.255, 0.366)  # Newcombe (1998), table I
