@@ -86,9 +86,9 @@ def parts(config: ModelConfig, slots: int, lengths: Lengths) -> list[Part]:
     verify = np.concatenate([window] * len(of_verify), axis=1)
     in_place, apart = (PLAIN_VIEW, MASK_VIEW) if strict else (MASK_VIEW, PLAIN_VIEW)
     view, rank = views(
-        (CONTEXT, contexts), (in_place, block), (CONTEXT, masked.shape[1] - block), (DRAFT_VIEW, block), (apart, block)
+        (in_place, block), (CONTEXT, masked.shape[1] - block), (apart, block), (DRAFT_VIEW, block), (CONTEXT, contexts)
     )
-    plain = (view == PLAIN_VIEW) | ((view == CONTEXT) & (jnp.arange(view.shape[1])[None] >= contexts))
+    plain = (view == PLAIN_VIEW) | ((view == CONTEXT) & (jnp.arange(view.shape[1])[None] < masked.shape[1]))
     return [
         part("draft", draft, contexts, block, scored=in_window),
         part("draft without scores", draft, contexts, block),
@@ -97,7 +97,7 @@ def parts(config: ModelConfig, slots: int, lengths: Lengths) -> list[Part]:
             write=jnp.zeros(verify.shape, jnp.bool_),
         ),
         part(
-            "one-pass", np.concatenate([draft, window, window], axis=1), contexts, 3 * block,
+            "one-pass", np.concatenate([masked, window, window, tracked], axis=1), 0, 3 * block,
             visibility=visibility(view, rank, lengths.isolation), write=(view == CONTEXT) | (view == PLAIN_VIEW),
             scored=plain,
         ),

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from benchmarks import roofline
 from benchmarks.roofline import LLADA_8B, Shape, Work
@@ -18,11 +17,11 @@ from pallas_kernels import (
     linear_residual,
     matmul,
     qkv_rope_cache,
-    qkv_rope_cache_kernel,
+    qkv_rope_cache_returning,
     scheduled_attention,
     verify_attention,
 )
-from pallas_kernels.verify_attention import DRAFT, PRIVATE, SHARED, UNDECODED
+from pallas_kernels.verify_attention import CACHED, DRAFT, PRIVATE, UNDECODED
 from pallas_kernels.weight_product import tiles_for
 
 DTYPE = jnp.bfloat16
@@ -45,12 +44,12 @@ class Sizes:
 
 
 LARGE = Sizes(
-    shape=LLADA_8B, queries=128, verify_rows=32, onepass_rows=96, keys=1280, rows=(64, 128, 160, 1024, 4096),
+    shape=LLADA_8B, queries=128, verify_rows=32, onepass_rows=96, keys=1280, rows=(64, 96, 128, 1024, 4096),
     slots=(1, 8, 32),
 )  # fmt: skip
 TINY = Sizes(
     shape=Shape(d_model=64, heads=2, head_dim=32, mlp=96, vocab=300, layers=1),
-    queries=16, verify_rows=8, onepass_rows=20, keys=40, rows=(16,), slots=(2,),
+    queries=16, verify_rows=8, onepass_rows=24, keys=40, rows=(16,), slots=(2,),
 )  # fmt: skip
 MOST_HEAD_ROWS = 512  # more are never committed at once: 16 a slot
 
@@ -92,8 +91,9 @@ def _held(carry: jax.Array, out: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier((carry, out))[0]
 
 
-def _qkv_cases(sizes: Sizes) -> list[Case]:
-    shape, cases = sizes.shape, []
+def _qkv_cases(sizes: Sizes, op: str) -> list[Case]:
+    """`qkv_rope_cache`, or what a buffer takes, k and v returned."""
+    shape, cases, returning = sizes.shape, [], op == "qkv_rope_cache_returning"
     width = shape.heads * shape.head_dim
 
     def make(rows: int, key: jax.Array, sets: int) -> tuple[Any, tuple[Any, ...]]:
@@ -108,22 +108,23 @@ def _qkv_cases(sizes: Sizes) -> list[Case]:
 
     def call(carry: Any, operands: Any, kernels: Any) -> Outputs:
         (x, *caches), (weight, position, row) = carry, operands
-        return qkv_rope_cache(
-            x, weight, None, position, row, *caches, n_heads=shape.heads, rope_theta=ROPE_THETA, kernels=kernels
-        )
+        run: dict[str, Any] = {"n_heads": shape.heads, "rope_theta": ROPE_THETA, "kernels": kernels}
+        if not returning:
+            return qkv_rope_cache(x, weight, None, position, row, *caches, **run)
+        q, k, v, *caches = qkv_rope_cache_returning(x, weight, None, position, row, *caches, **run)
+        return q, *caches, k, v
 
     for rows in sizes.rows:
         cases.append(
             Case(
-                op="qkv_rope_cache",
+                op=op,
                 at={"rows": rows},
                 work=roofline.qkv_rope_cache(shape, rows=rows),
                 make=lambda key, sets, rows=rows: make(rows, key, sets),
                 call=call,
-                follow=lambda carry, outputs: ((outputs[0].reshape(carry[0].shape), *outputs[1:]), ()),
+                follow=lambda carry, outputs: ((outputs[0].reshape(carry[0].shape), *outputs[1:3]), outputs[3:]),
                 operand_bytes=2 * 3 * width * shape.d_model,
-                tiled=tiles_for(qkv_rope_cache_kernel.CASES, rows=rows, k=shape.d_model) is not None,
-                triton=True,
+                triton=not returning,
             )
         )
     return cases
@@ -246,21 +247,18 @@ def _buffer_cases(sizes: Sizes, op: str) -> list[Case]:
     """`verify_attention` of a verify pass's buffer, or of a one-pass verify's, with scores."""
     keys_a_slot, one_pass = sizes.keys, op == "onepass_attention"
     rows = sizes.onepass_rows if one_pass else sizes.verify_rows
-    # By tenths or halves of the rows. One pass: tracked, the window's candidates, the rest of it, and of each candidate
-    # its draft and its plain view. Two: a draft and an undecoded row of each candidate.
-    tenth = rows // 10
-    counts = (4 * tenth, tenth, 3 * tenth, tenth, tenth) if one_pass else (rows // 2, rows // 2)
-    kinds = (SHARED, UNDECODED, SHARED, DRAFT, PRIVATE) if one_pass else (DRAFT, UNDECODED)
-    marks = (False, False, True, False, True) if one_pass else (False, False)
-    candidates = counts[-1]
-    cached = rows - 2 * candidates if one_pass else candidates  # positions of the rows
+    # By sixths or halves of the rows. One pass: the window's candidates, the rest of it, of each candidate its plain
+    # and its draft view, and what is tracked. Two: a draft and an undecoded row of each candidate.
+    candidates = rows // 6 if one_pass else rows // 2
+    kinds = (UNDECODED, CACHED, PRIVATE, DRAFT, CACHED, CACHED) if one_pass else (DRAFT, UNDECODED)
+    marks = (False, True, True, False, False, False) if one_pass else (False, False)
 
     def make(slots: int, key: jax.Array, sets: int) -> tuple[Any, tuple[Any, ...]]:
         q, k, v, caches, table = _attention_inputs(sizes, rows, slots, key, sets)
-        kind, marked = (jnp.tile(jnp.repeat(jnp.array(x), np.array(counts)), slots) for x in (kinds, marks))
+        kind, marked = (jnp.tile(jnp.repeat(jnp.array(x), candidates), slots) for x in (kinds, marks))
         rank = jnp.tile(jnp.arange(rows, dtype=jnp.int32) % candidates, slots)
         seen = Visibility(kind.astype(jnp.int32), rank, rank + 1, rank + 1, jnp.ones(slots * rows, bool))
-        buffered = jnp.tile(jnp.arange(keys_a_slot) >= keys_a_slot - cached, slots)
+        buffered = jnp.tile(jnp.arange(keys_a_slot) >= keys_a_slot - candidates, slots)
         return q, tuple((k, v, *pair, table, buffered, seen, marked) for pair in caches)
 
     def call(q: Any, operands: Any, kernels: Any) -> Outputs:
@@ -310,7 +308,8 @@ def _attention_inputs(
 
 
 OPS: Mapping[str, Callable[[Sizes], list[Case]]] = {
-    "qkv_rope_cache": _qkv_cases,
+    "qkv_rope_cache": lambda sizes: _qkv_cases(sizes, "qkv_rope_cache"),
+    "qkv_rope_cache_returning": lambda sizes: _qkv_cases(sizes, "qkv_rope_cache_returning"),
     "out": lambda sizes: _linear_cases(sizes, "out"),
     "gate_up_silu": _gate_up_cases,
     "down": lambda sizes: _linear_cases(sizes, "down"),

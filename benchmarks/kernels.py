@@ -68,6 +68,7 @@ FLASH_TILES = tuple(
 )
 SWEEPS: Mapping[str, tuple[ModuleType, str, tuple[Any, ...]]] = {
     "qkv_rope_cache": (qkv_rope_cache_kernel, "CASES", PRODUCT_TILES),
+    "qkv_rope_cache_returning": (qkv_rope_cache_kernel, "CASES", PRODUCT_TILES),
     "out": (matmul, "LINEAR_RESIDUAL", SPLIT_TILES),
     "down": (matmul, "LINEAR_RESIDUAL", SPLIT_TILES),
     "gate_up_silu": (matmul, "GATE_UP_SILU", PRODUCT_TILES),

@@ -32,7 +32,6 @@ from pallas_kernels import (
     verify_attention,
 )
 from pallas_kernels.implementation import precision_of
-from pallas_kernels.verify_attention import SHARED
 
 
 class Output(NamedTuple):
@@ -41,7 +40,7 @@ class Output(NamedTuple):
     hidden: normalised activations of the query's rows, ready for the head; those of rows in no block mean nothing.
     cache: with the rows written.
     scores: with `score_rows` in the query, the attention probability that its marked rows gave each cache row, summed
-        over them, heads and the tracked layers.
+        over them, heads and the tracked layers; see `Query.buffered` for the rows that get none.
     """
 
     hidden: Float[Array, "rows d_model"]
@@ -99,7 +98,7 @@ class Layer(nnx.Module):
     ) -> tuple[Array, Array, Array, list[Array]]:
         """Attended values of the query rows [rows, heads * head_dim], and this layer's caches with the rows written.
 
-        Where attention is counted, also what each cache row got, and, with `query.visibility`, what each query row got.
+        Where attention is counted, also what each cache row got.
         """
         normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
         inputs = (normed, self.qkv[...], self._bias, query.position, cache_row, k_cache, v_cache)
@@ -174,16 +173,9 @@ class LLaDA(nnx.Module):
                 x, k, v, scores = _through(*nnx.split(layer), *inputs, capacity=cache.capacity)
             ks.append(k)
             vs.append(v)
-            if scores:
-                counted.append(scores)
+            counted += scores
         hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
-        scores = None
-        if counted:
-            scores, *of_rows = (reduce(jnp.add, of_layers) for of_layers in zip(*counted, strict=True))
-            if query.visibility is not None:
-                # one row at most is shared at a position, and it alone may be of a decoded one
-                shared = query.visibility.kind == SHARED
-                scores = scores.at[cache.row(query.slot, query.position, shared)].set(of_rows[0], mode="drop")
+        scores = reduce(jnp.add, counted) if counted else None
         return Output(hidden, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity), scores)
 
     def dense(

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from fdllm_jax.pytree import pytree
 from pallas_kernels import Visibility
+from pallas_kernels.verify_attention import CACHED, SHARED
 
 
 @pytree
@@ -25,7 +26,8 @@ class Query:
     aligned: whether there is one block for each slot, in their order, each at block_rows times its slot.
     visibility: who sees whom among the rows of a block, where several may stand at one position (verify). None: every
         row of a block writes, and they see the cache as it is then.
-    buffered: with `visibility`, the cache rows of positions that have a row in the buffer; no row sees them.
+    buffered: with `visibility`, the cache rows of positions that have a row in the buffer; no row sees them. A shared
+        row that writes is not one of these: it is seen in the cache.
     score_rows: rows whose attention is counted (tracking scores); None: of no row. most_scored: of a block at most so
         many; None: any number.
     track_layers: the layers whose attention is counted; None: all.
@@ -105,7 +107,10 @@ def partial_query(
     flat = (slots * rows_a_slot,)
     buffered = None
     if visibility is not None:
-        cache_row = jnp.where(real, slot[:, None] * capacity + position, slots * capacity).reshape(flat)
+        in_cache = (visibility.kind == SHARED) & (True if write is None else write)
+        visibility = visibility._replace(kind=jnp.where(in_cache, CACHED, visibility.kind))
+        hides = real & (visibility.kind != CACHED)
+        cache_row = jnp.where(hides, slot[:, None] * capacity + position, slots * capacity).reshape(flat)
         buffered = jnp.zeros(slots * capacity, jnp.bool_).at[cache_row].set(True, mode="drop")
     return Query(
         token=token.reshape(flat),

@@ -1,8 +1,8 @@
 """Flash attention for Pallas' Triton backend: what its kernels share.
 
 One program attends a tile of a block's query rows, one head, to one part of the keys. Logarithms and exponentials are
-to base 2, with log2(e) folded into the scale. A cache row is read unless a `buffered` array (int8) marks it: without
-that array whole tiles of the cache need no mask.
+to base 2, with log2(e) folded into the scale. A cache row is read unless it is `Hidden`: whole tiles of the cache
+without a hidden row need no mask, and only what needs none is loaded ahead of its use.
 """
 
 import functools
@@ -119,6 +119,14 @@ def this_program(block_table: jax.Ref, q: jax.Ref, k_cache: jax.Ref, *, tiles: T
     )
 
 
+class Hidden(NamedTuple):
+    """Cache rows that no query row sees: those that `marked` (int8) marks; of the block, all in [first, end)."""
+
+    marked: jax.Ref
+    first: jax.Array
+    end: jax.Array
+
+
 def start(rows: int, head_dim: int) -> State:
     """The state of `rows` rows that have seen no key."""
     return (
@@ -167,44 +175,53 @@ def store_state(here: Program, state: State, out: jax.Ref, lse: jax.Ref) -> None
         mask=jnp.broadcast_to(here.mask[:, None], values.shape),
     )
     log_sum = jnp.where(seen, largest + jnp.log2(total), -jnp.inf)
-    plgpu.store(lse.at[here.split, here.head, here.row], log_sum, mask=here.mask)
-
-
-def not_buffered(buffered: jax.Ref | None, at: jax.Array, mask: jax.Array | None) -> jax.Array | None:
-    """Where the mask is on and the cache row is not buffered; None means everywhere."""
-    if buffered is None:
-        return mask
-    seen = plgpu.load(buffered.at[at], mask=mask) == 0
-    return seen if mask is None else seen & mask
+    plgpu.store(lse.at[here.split, here.row, here.head], log_sum, mask=here.mask)
 
 
 def attend_cache(
-    here: Program, q: jax.Array, k_cache: jax.Ref, v_cache: jax.Ref, buffered: jax.Ref | None = None, *,
+    here: Program, q: jax.Array, k_cache: jax.Ref, v_cache: jax.Ref, hidden: Hidden | None = None, *,
     capacity: int, tiles: Tiles, splits: int,
 ) -> State:  # fmt: skip
-    """The state of a program's rows after its part of the cache; nothing is read where it has no row."""
+    """The state of a program's rows after its part of the cache; nothing is read where it has no row.
 
-    def step(masked: bool, i: jax.Array, state: State) -> State:
-        key = i * tiles.keys + jnp.arange(tiles.keys)
-        at, mask = here.slot * capacity + key, key < here.kv_length if masked else None
-        seen = not_buffered(buffered, at, mask)
+    The last split takes the tiles that need a mask, and, where it has something else to do (`hidden`), no others unless
+    there are no other splits.
+    """
+
+    def step(masked: bool, tile_at: Callable[[jax.Array], jax.Array], i: jax.Array, state: State) -> State:
+        key = tile_at(i) * tiles.keys + jnp.arange(tiles.keys)
+        at = here.slot * capacity + key
+        mask = seen = key < here.kv_length if masked else None
+        if masked and hidden is not None:
+            seen = mask & (plgpu.load(hidden.marked.at[at], mask=mask) == 0)
         # k is loaded without waiting for `seen`: its scores are masked, while 0 * v may be NaN
         k, v = load_rows(k_cache, at, here.kv_head, mask), load_rows(v_cache, at, here.kv_head, seen)
         return add_keys(state, q, k, v, None if seen is None else seen[None])
 
-    key_tiles = pl.cdiv(jnp.where(here.tile * tiles.rows < here.rows, here.kv_length, 0), tiles.keys)
-    a_split = pl.cdiv(key_tiles, splits)
-    first, last = jnp.minimum(here.split * a_split, key_tiles), jnp.minimum((here.split + 1) * a_split, key_tiles)
-    whole = jnp.clip(here.kv_length // tiles.keys, first, last)
-    state = jax.lax.fori_loop(first, whole, functools.partial(step, False), start(tiles.rows, q.shape[1]))
-    return jax.lax.fori_loop(whole, last, functools.partial(step, True), state)
+    kv_length = jnp.where(here.tile * tiles.rows < here.rows, here.kv_length, 0)
+    whole, tiles_in_all = kv_length // tiles.keys, pl.cdiv(kv_length, tiles.keys)
+    before = behind = whole  # the tiles that hold hidden rows lie between them
+    if hidden is not None:
+        before = jnp.minimum(hidden.first // tiles.keys, whole)
+        behind = jnp.clip(pl.cdiv(hidden.end, tiles.keys), before, whole)
+    holding = behind - before
+    parts = splits if hidden is None else max(1, splits - 1)
+    part = pl.cdiv(whole - holding, parts)
+    first, last = (jnp.minimum(split * part, whole - holding) for split in (here.split, here.split + 1))
+    free = functools.partial(step, False, lambda i: jnp.where(i < before, i, i + holding))
+    state = jax.lax.fori_loop(first, last, free, start(tiles.rows, q.shape[1]))
+    masked = jnp.where(here.split == splits - 1, holding + tiles_in_all - whole, 0)
+    rest = functools.partial(step, True, lambda i: jnp.where(i < holding, before + i, whole - holding + i))
+    return jax.lax.fori_loop(0, masked, rest, state)
 
 
 def launch(
     kernel: Callable, operands: tuple[jax.Array, ...], *, name: str, q: jax.Array, blocks: int, block_rows: int,
-    capacity: int, interpret: bool,
-) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "heads rows"]]:  # fmt: skip
+    capacity: int, interpret: bool, wide: bool = True,
+) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "rows heads"]]:  # fmt: skip
     """Run an attention kernel over (row tiles x splits, heads, blocks) and combine the splits.
+
+    wide: whether it may have the tiles of many blocks.
 
     `kernel` takes refs of the operands and of the outputs (values, log-sum-exp), and as keywords capacity, tiles and
     splits. It writes the rows of its blocks, 0 and -inf where a row saw no key in its part.
@@ -213,7 +230,7 @@ def launch(
     memory held.
     """
     rows, heads, head_dim = q.shape
-    tiles = tiles_for(q, blocks=blocks, block_rows=block_rows)
+    tiles = tiles_for(q, blocks=blocks if wide else 1, block_rows=block_rows)
     row_tiles = pl.cdiv(block_rows, tiles.rows)
     splits = splits_for(row_tiles * heads * blocks, pl.cdiv(capacity, tiles.keys))
     values, lse = pl.pallas_call(
@@ -221,7 +238,7 @@ def launch(
         grid=(row_tiles * splits, heads, blocks),
         out_shape=(
             jax.ShapeDtypeStruct((splits, rows, heads, head_dim), q.dtype if splits == 1 else jnp.float32),
-            jax.ShapeDtypeStruct((splits, heads, rows), jnp.float32),
+            jax.ShapeDtypeStruct((splits, rows, heads), jnp.float32),
         ),
         compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
@@ -233,5 +250,5 @@ def launch(
     largest = functools.reduce(jnp.maximum, lse)
     weight = [jnp.exp2(part - jnp.maximum(largest, LOWEST)) for part in lse]
     total = functools.reduce(jnp.add, weight)
-    parts = [v * (w / jnp.maximum(total, 1e-30)).T[..., None] for v, w in zip(values, weight, strict=True)]
+    parts = [v * (w / jnp.maximum(total, 1e-30))[..., None] for v, w in zip(values, weight, strict=True)]
     return functools.reduce(jnp.add, parts).astype(q.dtype), largest + jnp.log2(total)

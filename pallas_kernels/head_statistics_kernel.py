@@ -73,9 +73,7 @@ def _kernel(
     row = pl.program_id(0) * tiles.rows + jnp.arange(tiles.rows, dtype=jnp.int32)
     token = pl.program_id(1) * tiles.columns + jnp.arange(tiles.columns, dtype=jnp.int32)
     row_exists = row < rows
-    logits = product_tile(
-        hidden_ref, head_ref, jnp.minimum(row, rows - 1), jnp.minimum(token, vocab_size - 1), tiles=tiles
-    )
+    logits = product_tile(hidden_ref, head_ref, row, jnp.minimum(token, vocab_size - 1), tiles=tiles)
     allowed = token < vocab_size
     for one in banned:
         allowed &= token != one

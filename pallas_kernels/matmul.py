@@ -81,9 +81,7 @@ def _linear_kernel(x_ref, weight_ref, partial_ref, *, tiles: Tiles):
     (rows, _), n, split = x_ref.shape, weight_ref.shape[0], pl.program_id(2)
     row = pl.program_id(0) * tiles.rows + jnp.arange(tiles.rows)
     column = pl.program_id(1) * tiles.columns + jnp.arange(tiles.columns)
-    product = product_tile(
-        x_ref, weight_ref, jnp.minimum(row, rows - 1), jnp.minimum(column, n - 1), tiles=tiles, split=split
-    )
+    product = product_tile(x_ref, weight_ref, row, jnp.minimum(column, n - 1), tiles=tiles, split=split)
     mask = (row < rows)[:, None] & (column < n)[None, :]
     store_rows(partial_ref, split * rows + row, column, product, mask)
 
@@ -109,9 +107,7 @@ def _gate_up_kernel(x_ref, weight_ref, out_ref, *, tiles: Tiles):
     first = pl.program_id(1) * width
     both = jnp.arange(tiles.columns)
     weight_row = jnp.minimum(first + jax.lax.rem(both, width), mlp - 1) + jax.lax.div(both, width) * mlp
-    gate, up = jnp.split(
-        product_tile(x_ref, weight_ref, jnp.minimum(row, rows - 1), weight_row, tiles=tiles), 2, axis=1
-    )
+    gate, up = jnp.split(product_tile(x_ref, weight_ref, row, weight_row, tiles=tiles), 2, axis=1)
     column = first + jnp.arange(width)
     mask = (row < rows)[:, None] & (column < mlp)[None, :]
     store_rows(out_ref, row, column, gate / (1 + jnp.exp(-gate)) * up, mask)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import qkv_rope_cache_kernel
 from pallas_kernels.checks import check_shapes
 from pallas_kernels.implementation import Implementation, check_kernels, precision_of
-from pallas_kernels.qkv_rope_cache_kernel import CASES, qkv_rope_cache_pallas
+from pallas_kernels.rope_cache_kernel import rope_cache_pallas
 from pallas_kernels.weight_product import tiles_for
 
 
@@ -51,13 +52,18 @@ def project_qkv(
     Float[Array, "*rows kv_heads head_dim"],
 ]:
     """Rotated q, rotated k, and v of activations x; `weight` holds the rows of q, then k, then v."""
-    packed = jnp.einsum("...d,od->...o", x, weight, precision=precision_of(x.dtype), preferred_element_type=x.dtype)
-    if bias is not None:
-        packed += jnp.broadcast_to(bias, packed.shape)
+    packed = _product(x, weight, bias)
     packed = packed.reshape(*packed.shape[:-1], -1, head_dim)
     n_kv_heads = (packed.shape[-2] - n_heads) // 2
     q, k, v = jnp.split(packed, (n_heads, n_heads + n_kv_heads), axis=-2)
     return rope(q, position, rope_theta), rope(k, position, rope_theta), v
+
+
+def _product(
+    x: Float[Array, "*rows d_model"], weight: Float[Array, "qkv d_model"], bias: Float[Array, "qkv"] | None
+) -> Float[Array, "*rows qkv"]:
+    packed = jnp.einsum("...d,od->...o", x, weight, precision=precision_of(x.dtype), preferred_element_type=x.dtype)
+    return packed if bias is None else packed + jnp.broadcast_to(bias, packed.shape)
 
 
 def qkv_rope_cache(
@@ -83,7 +89,7 @@ def qkv_rope_cache(
     installed (ValueError where it is not).
 
     A `cache_row` at or beyond the number of cache rows writes nothing; none may be negative. No two rows may write the
-    same cache row. The kernel takes shapes that its `CASES` cover; anything else is XLA's.
+    same cache row. Of shapes that the kernel's `CASES` do not cover, the product is XLA's.
     """
     q, k_cache, v_cache, *_ = _run(
         x, weight, bias, position, cache_row, k_cache, v_cache,
@@ -145,23 +151,21 @@ def _run(
             "k_cache": (k_cache, of_cache), "v_cache": (v_cache, of_cache),
         },
     )  # fmt: skip
-    tiles = tiles_for(CASES, rows=x.shape[0], k=x.shape[1])
-    if kernels == "xla" or tiles is None:
+    tiles = tiles_for(qkv_rope_cache_kernel.CASES, rows=x.shape[0], k=x.shape[1])
+    if kernels == "xla" or (kernels == "triton" and tiles is None):
         q, k, v = project_qkv(x, weight, bias, position, n_heads=n_heads, head_dim=head_dim, rope_theta=rope_theta)
         k_cache = k_cache.at[cache_row].set(k, mode="drop", unique_indices=True)
         v_cache = v_cache.at[cache_row].set(v, mode="drop", unique_indices=True)
         return q, k_cache, v_cache, k, v
-    arrays = (x, weight, bias, rope_frequency(head_dim, rope_theta), position, cache_row, k_cache, v_cache)
+    of_kernel = {"n_heads": n_heads, "returning": returning, "interpret": kernels == "interpret"}
+    of_rows = (rope_frequency(head_dim, rope_theta), position, cache_row, k_cache, v_cache)
+    if tiles is None:
+        return rope_cache_pallas(_product(x, weight, bias), *of_rows, **of_kernel)
+    arrays = (x, weight, bias, *of_rows)
     if kernels == "triton":
         if find_spec("jax_triton") is None:
             raise ValueError("kernels='triton' needs jax_triton: install fdllm-jax[triton], or use 'pallas'")
         from pallas_kernels.qkv_rope_cache_triton import qkv_rope_cache_triton
 
         return qkv_rope_cache_triton(*arrays, returning=returning, tiles=tiles)
-    return qkv_rope_cache_pallas(
-        *arrays,
-        n_heads=n_heads,
-        returning=returning,
-        interpret=kernels == "interpret",
-        tiles=tiles,
-    )
+    return qkv_rope_cache_kernel.qkv_rope_cache_pallas(*arrays, **of_kernel, tiles=tiles)

@@ -75,7 +75,7 @@ def _kernel(
     column = part * width + jnp.arange(width)  # of the lower half; its partner is at column + half
     both = jnp.arange(tiles.columns)
     both = part * width + jax.lax.div(both, width) * half + jax.lax.rem(both, width)
-    low, high = jnp.split(product_tile(x_ref, weight_ref, source, head * head_dim + both, tiles=tiles), 2, axis=1)
+    low, high = jnp.split(product_tile(x_ref, weight_ref, row, head * head_dim + both, tiles=tiles), 2, axis=1)
     if bias_ref is not None:
         low += plgpu.load(bias_ref.at[head * head_dim + column]).astype(jnp.float32)[None, :]
         high += plgpu.load(bias_ref.at[head * head_dim + half + column]).astype(jnp.float32)[None, :]

@@ -95,7 +95,7 @@ def kernel(
     column = part * width + tl.arange(0, width)  # of the lower half; its partner is at column + half
     both = tl.arange(0, columns)
     both = part * width + both // width * half + both % width
-    total = _product_tile(x, weight, source, head * head_dim + both, d_model, tile_rows, columns, inner)
+    total = _product_tile(x, weight, row % rows, head * head_dim + both, d_model, tile_rows, columns, inner)
     low, high = tl.split(tl.permute(tl.reshape(total, (tile_rows, 2, width)), (0, 2, 1)))
     if biased:
         low += tl.load(bias + head * head_dim + column).to(tl.float32)[None, :]

@@ -11,6 +11,7 @@ from pallas_kernels import scheduled_attention_cudnn as cudnn
 from pallas_kernels import scheduled_attention_kernel as kernel
 from pallas_kernels.checks import check_blocks
 from pallas_kernels.implementation import Implementation, check_kernels, precision_of
+from pallas_kernels.tracking_scores import tracking_scores
 
 SCORES_AT_ONCE = 2**26  # attention scores (fp32) held at a time: 256 MiB
 
@@ -77,7 +78,7 @@ def scheduled_attention(
     counted = (q, k_cache, lse, block_table, score_rows)
     if most_scored is not None and most_scored <= block_rows // 2:
         counted, run["block_rows"] = _marked_alone(*counted, most_scored), most_scored
-    scores = kernel.tracking_scores(*counted, **run)
+    scores = tracking_scores(*counted, **run)
     return attended, sum_by_slot(scores, block_table, slots=k_cache.shape[0] // capacity)
 
 
@@ -93,7 +94,7 @@ def _marked_alone(
     row = jnp.searchsorted(marked[1:], place.reshape(-1) + 1, method="compare_all")
     row = jnp.minimum(row, len(score_rows) - 1)  # beyond a block's count anything does
     table = jnp.stack([slot, kv_length, jnp.arange(len(slot), dtype=jnp.int32) * most, count], axis=1)
-    return q[row], k_cache, lse[:, row], table, jnp.ones(len(row), jnp.bool_)
+    return q[row], k_cache, lse[row], table, jnp.ones(len(row), jnp.bool_)
 
 
 def _reference(

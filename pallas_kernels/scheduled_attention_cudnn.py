@@ -50,7 +50,7 @@ def attend(
     block_table: Int[Array, "blocks 4"],
     *,
     with_lse: bool,
-) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "heads rows"] | None]:
+) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "rows heads"] | None]:
     """Attended values and, if asked for, log-sum-exp (base 2) of every query row; block i is aligned to slot i.
 
     Every row of a block must see a key. Rows in no block mean nothing, and may be NaN.
@@ -72,4 +72,4 @@ def attend(
     if lse is None:
         return values, None
     lse *= math.log2(math.e)  # [slots, heads, rows of a slot]
-    return values, jnp.swapaxes(lse, 0, 1).reshape(q.shape[2], -1)
+    return values, jnp.swapaxes(lse, 1, 2).reshape(-1, q.shape[2])

@@ -23,6 +23,7 @@ from pallas_kernels.verify_attention import Visibility, verify_attention
 
 ROWS = (13, 32, 64, 128)  # the first ends within a tile
 FEW, MANY = ROWS[0], ROWS[-1]
+MORE = 131  # rows of a product that XLA makes at a large model's shape
 FEW_SCORED = 40  # of the rows of a block
 BLOCK_ROWS = ((FEW, False), (32, False), (MANY, False), (MANY, True))  # True: many blocks
 POSITIONS = 4096
@@ -82,13 +83,13 @@ class _Random:
 def _qkv_inputs(key: Array, shape: ModelShape, dtype: np.dtype) -> dict[str, Any]:
     """Every third row writes nothing."""
     random, columns = _Random(key, dtype), (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
-    row, cache_rows = jnp.arange(MANY, dtype=jnp.int32), 2 * MANY
+    row, cache_rows = jnp.arange(MORE, dtype=jnp.int32), 2 * MORE
     cache = (cache_rows, shape.n_kv_heads, shape.head_dim)
     return {
-        "x": random.normal(MANY, shape.d_model),
+        "x": random.normal(MORE, shape.d_model),
         "weight": random.weight(columns, shape.d_model),
         "bias": random.normal(columns) if shape.qkv_bias else None,
-        "position": random.below(POSITIONS, MANY),
+        "position": random.below(POSITIONS, MORE),
         "cache_row": jnp.where(row % 3 == 0, cache_rows, row * 7 % cache_rows),
         "k_cache": random.normal(*cache),
         "v_cache": random.normal(*cache),
@@ -98,7 +99,8 @@ def _qkv_inputs(key: Array, shape: ModelShape, dtype: np.dtype) -> dict[str, Any
 def _qkv_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:
     call = {"n_heads": shape.n_heads, "rope_theta": shape.rope_theta, "kernels": kernels}
     caches, per_row = [inputs[name] for name in ("k_cache", "v_cache")], ("x", "position", "cache_row")
-    for op, rows in [(qkv_rope_cache, MANY)] + [(qkv_rope_cache_returning, rows) for rows in ROWS]:
+    of_op = {qkv_rope_cache: (MANY, MORE), qkv_rope_cache_returning: (*ROWS, MORE)}
+    for op, rows in ((op, rows) for op, its in of_op.items() for rows in its):
         some = inputs | {name: inputs[name][:rows] for name in per_row}
         *of_rows, k_cache, v_cache = op(**some, **call)
         for name, value in zip("qkv", of_rows, strict=False):
@@ -183,7 +185,7 @@ def _attention_inputs(key: Array, shape: ModelShape, dtype: np.dtype) -> dict[st
         "score_rows": random.truth(0.3, rows),
         "buffered": random.truth(0.2, cache_rows),
         "visibility": Visibility(
-            kind=random.below(4, rows),
+            kind=random.below(5, rows),
             rank=random.below(16, rows),
             draft_cutoff=random.below(16, rows),
             undecoded_cutoff=random.below(16, rows),
@@ -215,7 +217,7 @@ def _attention_outputs(
         table = _block_table(rows, shape.n_heads, wide=wide)
         score_rows = None if wide else inputs["score_rows"][:used]
         out = op(**some, block_table=table, capacity=CAPACITY, block_rows=rows, score_rows=score_rows, kernels=kernels)
-        for name, value in zip(("attended", "scores", "scores of rows"), jax.tree.leaves(out), strict=False):
+        for name, value in zip(("attended", "scores"), jax.tree.leaves(out), strict=False):
             yield f"{name}, blocks of {rows} rows{' and many blocks' * wide}", value
 
 

@@ -16,19 +16,19 @@ from pallas_kernels.scheduled_attention import (
     rows_of_blocks,
     sum_by_slot,
 )
+from pallas_kernels.tracking_scores import tracking_scores
 
-SHARED, DRAFT, UNDECODED, PRIVATE = range(4)
+SHARED, DRAFT, UNDECODED, PRIVATE, CACHED = range(5)
 
 Attended = Float[Array, "rows heads head_dim"]
 CacheScores = Float[Array, "cache_rows"]
-RowScores = Float[Array, "rows"]
 
 
 class Visibility(NamedTuple):
     """Who sees whom among the rows of a buffer.
 
-    kind: what a row is as a key: SHARED, DRAFT, UNDECODED or PRIVATE. rank (>= 0): its place among the candidates;
-        read for DRAFT and UNDECODED only.
+    kind: what a row is as a key: SHARED, DRAFT, UNDECODED, PRIVATE, or CACHED (its k and v are in the cache, where all
+        rows see them). rank (>= 0): its place among the candidates; read for DRAFT and UNDECODED only.
     draft_cutoff, undecoded_cutoff (>= 0): as a query a row sees all SHARED rows, DRAFT rows of rank < draft_cutoff
         and UNDECODED rows of rank >= undecoded_cutoff.
     sees_self: it also sees itself, whatever it is.
@@ -53,7 +53,7 @@ def verify_attention(
     q: Array, k: Array, v: Array, k_cache: Array, v_cache: Array, block_table: Array, buffered: Array,
     visibility: Visibility, *, capacity: int, block_rows: int, score_rows: Array,
     kernels: Implementation = "xla",
-) -> tuple[Array, Array, Array]: ...  # fmt: skip
+) -> tuple[Array, Array]: ...  # fmt: skip
 def verify_attention(
     q: Float[Array, "rows heads head_dim"],
     k: Float[Array, "rows kv_heads head_dim"],
@@ -68,19 +68,18 @@ def verify_attention(
     block_rows: int,
     score_rows: Bool[Array, "rows"] | None = None,
     kernels: Implementation = "xla",
-) -> Attended | tuple[Attended, CacheScores, RowScores]:
+) -> Attended | tuple[Attended, CacheScores]:
     """Softmax attention, scale 1/sqrt(head_dim), fp32 accumulation; the result has q's dtype.
 
     A row of the block table is (slot, kv_length, first_row, rows): rows first_row .. first_row + rows - 1
     (rows <= block_rows) are the whole buffer of the slot. They see the cache rows slot * capacity + [0, kv_length)
-    that are not `buffered` (those whose position has a row in the buffer), and the k and v of the buffer's own rows
-    by `visibility`. The cache is only read. Query head h reads KV head h // (heads / kv_heads). Rows that see
-    nothing give 0; rows in no block mean nothing, and may be NaN.
+    that are not `buffered` (those whose position has a row in the buffer, unless it is CACHED), and the k and v of the
+    buffer's own rows by `visibility`. The cache is only read. Query head h reads KV head h // (heads / kv_heads). Rows
+    that see nothing give 0; rows in no block mean nothing, and may be NaN.
 
-    With `score_rows` the result is (attended, cache_scores, row_scores): the attention probability (fp32) that each
-    cache row and each row of a buffer got, summed over the marked query rows of its slot and over heads (the tracking
-    score of arXiv 2609.26796, equation 2, before its means over heads and rows). Cache rows that nobody sees, the
-    buffered ones among them, and rows in no block get 0.
+    With `score_rows` the result is (attended, cache_scores): the attention probability (fp32) that each cache row got,
+    summed over the marked query rows of its slot and over heads (the tracking score of arXiv 2609.26796, equation 2,
+    before its means over heads and rows). Cache rows that nobody sees, the buffered ones among them, get 0.
 
     Source: arXiv 2609.26796, Flash-Verify. The paper's mask, strict isolation and one-pass verify differ only in
     `visibility`.
@@ -94,15 +93,12 @@ def verify_attention(
     if kernels == "xla":
         return _reference(*inputs, visibility, score_rows, capacity=capacity, block_rows=block_rows)
     run = {"capacity": capacity, "block_rows": block_rows, "interpret": kernels == "interpret"}
-    rule = _as_numbers(visibility)
-    attended, lse = kernel.attend(*inputs, rule, **run)
+    attended, lse = kernel.attend(*inputs, _as_numbers(visibility), **run)
     if score_rows is None:
         return attended
-    cache_scores, own_scores = kernel.tracking_scores(
-        q, k, k_cache, lse, block_table, buffered, rule, score_rows, **run
-    )
-    cache_scores = sum_by_slot(cache_scores, block_table, slots=k_cache.shape[0] // capacity)
-    return attended, cache_scores, rows_of_blocks(own_scores, block_table, q.shape[0])
+    scores = tracking_scores(q, k_cache, lse, block_table, score_rows, **run)
+    scores = sum_by_slot(scores, block_table, slots=k_cache.shape[0] // capacity)
+    return attended, jnp.where(buffered, 0.0, scores)
 
 
 def visible(query: Visibility, key: Visibility) -> Bool[Array, "queries keys"]:
@@ -135,7 +131,7 @@ def _reference(
     *,
     capacity: int,
     block_rows: int,
-) -> Array | tuple[Array, Array, Array]:
+) -> Array | tuple[Array, Array]:
     rows, heads, _ = q.shape
     k_slots = k_cache.reshape(-1, capacity, *k_cache.shape[1:])
     v_slots = v_cache.reshape(-1, capacity, *v_cache.shape[1:])
@@ -166,5 +162,4 @@ def _reference(
     attended = rows_of_blocks(blocks, block_table, rows)
     if score_rows is None:
         return attended
-    cache_scores = sum_by_slot(scores[:, :capacity], block_table, slots=k_slots.shape[0])
-    return attended, cache_scores, rows_of_blocks(scores[:, capacity:], block_table, rows)
+    return attended, sum_by_slot(scores[:, :capacity], block_table, slots=k_slots.shape[0])

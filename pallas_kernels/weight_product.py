@@ -58,9 +58,11 @@ def product_tile(
 ) -> jax.Array:
     """Rows `row` of x [rows, k] times rows `weight_row` of weight [columns, k], summed over part `split` of k, in fp32.
 
-    Every index must be in range: the caller clamps, and masks what it stores.
+    Rows beyond x's are its first ones over again (one that stood for all of them would be read from one place by all
+    programs), so the caller masks what it stores. Every `weight_row` must be in range.
     """
-    k = x_ref.shape[1]
+    rows, k = x_ref.shape
+    row = jax.lax.rem(row, rows)
     inner = tiles.inner if x_ref.dtype.itemsize == 2 else max(16, tiles.inner // 2)
     steps = pl.cdiv(pl.cdiv(k, inner), tiles.splits)
     whole = steps * inner * tiles.splits == k

@@ -159,14 +159,14 @@ class OnePass:
         tracking = track.tracking(state, masked, self.budgets)
         prefill, state = passes.whole(model, state, first, jnp.minimum(window, capacity - 1), tracking=tracking)
 
-        # Rows of a slot: the tracked positions, the masked window, draft views, the other views.
+        # Rows of a slot: the masked window, the views that are not there, draft views, the tracked positions. So those
+        # whose attention is counted come first.
         tracked = state.memory.tracked
-        contexts = jnp.sum(tracked < capacity, axis=1, dtype=jnp.int32)[:, None]
-        in_window = jnp.sum(masked < capacity, axis=1, dtype=jnp.int32)[:, None]
+        others = jnp.sum(masked < capacity, axis=1, dtype=jnp.int32)[:, None]
         count = candidates.count[:, None]
-        drafts = contexts + in_window
-        others = drafts + count
-        total = others + count
+        drafts = others + count
+        contexts = drafts + count
+        total = contexts + jnp.sum(tracked < capacity, axis=1, dtype=jnp.int32)[:, None]
         row = jnp.arange(self.budgets.track_budget + self.budgets.mask_window + 2 * width)[None]
         of_place = inverse(candidates.place)  # the rank of each place of the decode window
         of_place = jnp.pad(
@@ -176,20 +176,19 @@ class OnePass:
         def take(values: Array, index: Array) -> Array:
             return jnp.take_along_axis(values, jnp.clip(index, 0, values.shape[1] - 1), axis=1)
 
-        place = row - contexts
-        rank_of_place = take(of_place, place)
-        views = jnp.where(rank_of_place < count, PLAIN_VIEW if strict else MASK_VIEW, CONTEXT)
-        view = jnp.where(row < contexts, CONTEXT, views)
-        view = jnp.where(row < drafts, view, DRAFT_VIEW)
-        view = jnp.where(row < others, view, MASK_VIEW if strict else PLAIN_VIEW)
-        view = jnp.where(row < total, view, EMPTY)
-        rank = jnp.where(row < drafts, rank_of_place, jnp.where(row < others, row - drafts, row - others))
+        rank_of_place = take(of_place, row)
+        in_place, apart = (PLAIN_VIEW, MASK_VIEW) if strict else (MASK_VIEW, PLAIN_VIEW)
+        view = jnp.where(row < total, CONTEXT, EMPTY)
+        view = jnp.where(row < contexts, DRAFT_VIEW, view)
+        view = jnp.where(row < drafts, apart, view)
+        view = jnp.where(row < others, jnp.where(rank_of_place < count, in_place, CONTEXT), view)
+        rank = jnp.where(row < others, rank_of_place, jnp.where(row < drafts, row - others, row - drafts))
         rank = jnp.clip(rank, 0, width - 1)
 
-        position = jnp.where(row < contexts, take(tracked, row), take(masked, place))
-        position = jnp.where(row < drafts, position, take(candidates.position, rank))
+        position = jnp.where(row < contexts, take(candidates.position, rank), take(tracked, row - contexts))
+        position = jnp.where(row < others, take(masked, row), position)
         position = jnp.minimum(position, capacity - 1)
-        token = jnp.where(row < contexts, take(state.tokens, position), model.config.mask_token_id)
+        token = jnp.where(row < contexts, model.config.mask_token_id, take(state.tokens, position))
         token = jnp.where(view == DRAFT_VIEW, take(candidates.draft, rank), token)
         query = partial_query(
             token,
@@ -199,13 +198,12 @@ class OnePass:
             capacity=capacity,
             write=(view == CONTEXT) | (view == PLAIN_VIEW),
             visibility=visibility(view, rank, self.verification.isolation),
-            scored=(view == PLAIN_VIEW) | ((view == CONTEXT) & (row >= contexts)),
+            scored=(view == PLAIN_VIEW) | ((view == CONTEXT) & (row < others)),
             track_layers=self.budgets.track_layers,
         )
         ranks = jnp.arange(width)[None]
-        mask_row = others + ranks if strict else contexts + candidates.place
-        places = jnp.arange(self.predicted)[None]
-        plain_row = contexts + places
+        mask_row = others + ranks if strict else candidates.place
+        plain_row = jnp.broadcast_to(jnp.arange(self.predicted)[None], (len(others), self.predicted))
         if not strict:
             rank_of_place = of_place[:, : self.predicted]
             plain_row = jnp.where(rank_of_place < count, others + rank_of_place, plain_row)

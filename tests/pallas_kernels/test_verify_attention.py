@@ -12,8 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.scheduled_attention import map_blocks
-from pallas_kernels.verify_attention import DRAFT, PRIVATE, SHARED, UNDECODED, Visibility, verify_attention
-from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, in_blocks, jitted
+from pallas_kernels.verify_attention import (
+    CACHED,
+    DRAFT,
+    PRIVATE,
+    SHARED,
+    UNDECODED,
+    Visibility,
+    verify_attention,
+)
+from tests.pallas_kernels.attention import BFLOAT16_ERROR, FLOAT32_ERROR, error, jitted
 from tests.pallas_kernels.lowering import lower_for_cuda
 
 attention = jitted(verify_attention, table=5)
@@ -25,11 +33,11 @@ def buffer(rng, mode, *, positions, candidates, context, window=0):
     """Rows (position, kind, rank, draft_cutoff, undecoded_cutoff, sees_self) of one buffer, in random order.
 
     Candidates have a draft view and a mask view; plain views are there under strict isolation and in one-pass verify,
-    where the window has further rows.
+    where the window has further rows, and all that is shared is in the cache.
     """
     strict, one_pass = "strict" in mode, "one-pass" in mode
     places = rng.permutation(positions)[: candidates + context + (window if one_pass else 0)]
-    rows = [(p, SHARED, 0, 0, 0, False) for p in places[candidates:]]
+    rows = [(p, CACHED if one_pass else SHARED, 0, 0, 0, False) for p in places[candidates:]]
     for i, p in enumerate(places[:candidates]):
         rows.append((p, DRAFT, i, i + 1, i + 1, False))
         if strict:
@@ -48,10 +56,10 @@ def case(
     """Inputs for one buffer a slot (slots in random order), a row apart, filled up with random rows; marked rows; and
     the position of every row.
 
-    Cache rows of positions in the buffer or beyond kv_length hold `poison`.
+    Cache rows of positions in the buffer (but for CACHED rows) or beyond kv_length hold `poison`.
     """
     slots, n = len(buffers), len(buffers) * (block_rows + 1) + 1
-    rule = [rng.integers(0, 4, n), rng.integers(0, 9, n), rng.integers(0, 9, n), rng.integers(0, 9, n)]
+    rule = [rng.integers(0, 5, n), rng.integers(0, 9, n), rng.integers(0, 9, n), rng.integers(0, 9, n)]
     rule, itself, table, row = np.stack(rule), rng.random(n) < 0.5, [], 1
     buffered = np.zeros((slots, capacity), bool)
     unread = np.arange(capacity) >= np.asarray(kv_lengths)[:, None]
@@ -63,7 +71,7 @@ def case(
             place, *columns = zip(*rows, strict=True)
             position[row : row + len(rows)] = place
             rule[:, row : row + len(rows)], itself[row : row + len(rows)] = columns[:4], columns[4]
-            buffered[slot, list(place)] = True
+            buffered[slot, [at for at, kind, *_ in rows if kind != CACHED]] = True
         row += len(rows) + 1
     unread = (unread | buffered).reshape(-1)
 
@@ -84,7 +92,7 @@ def in_numpy(q, k, v, k_cache, v_cache, block_table, buffered, visibility, *, ca
     q, k, v, k_cache, v_cache = (np.asarray(x, np.float64) for x in (q, k, v, k_cache, v_cache))
     kind, rank, draft_cutoff, undecoded_cutoff, sees_self = (np.asarray(x) for x in visibility)
     group, out = q.shape[1] // k.shape[1], np.zeros(q.shape)
-    cache_scores, row_scores = np.zeros(k_cache.shape[0]), np.zeros(k.shape[0])
+    scores = np.zeros(k_cache.shape[0])
     for slot, kv_length, first_row, rows in np.asarray(block_table):
         cached = [r for r in range(slot * capacity, slot * capacity + kv_length) if not buffered[r]]
         for i in range(first_row, first_row + rows):
@@ -104,9 +112,8 @@ def in_numpy(q, k, v, k_cache, v_cache, block_table, buffered, visibility, *, ca
                 weights /= weights.sum()
                 out[i, head] = weights @ values
                 if score_rows[i]:
-                    cache_scores[cached] += weights[: len(cached)]
-                    row_scores[own] += weights[len(cached) :]
-    return out, cache_scores, row_scores
+                    scores[cached] += weights[: len(cached)]
+    return out, scores
 
 
 @pytest.mark.parametrize("kernels", ["xla", "interpret"])
@@ -163,7 +170,7 @@ def test_reference_is_the_same_some_blocks_at_a_time(monkeypatch: pytest.MonkeyP
         assert error(a, b) < FLOAT32_ERROR
 
 
-random_row = st.tuples(st.integers(0, 3), *[st.integers(0, 5)] * 3, st.booleans())
+random_row = st.tuples(st.integers(0, 4), *[st.integers(0, 5)] * 3, st.booleans())
 
 
 @settings(max_examples=30)
@@ -191,21 +198,22 @@ def test_kernel_is_the_reference(data, heads, seed):
 @pytest.mark.parametrize("kernels", ["xla", "interpret"])
 @pytest.mark.parametrize("mode", BUFFERS)
 def test_scores_of_a_slot_sum_to_its_marked_rows_and_heads(mode, kernels):
-    """And without a mark they are 0."""
+    """If these see no row of their buffer; and without a mark they are 0."""
     rng = np.random.default_rng()
     buffers = [buffer(rng, mode, positions=120, candidates=c, context=10, window=8) for c in (7, 3)] + [[]]
+    buffers = [
+        [(place, CACHED if kind == CACHED else PRIVATE, 0, 0, 0, False) for place, kind, *_ in rows] for rows in buffers
+    ]
     shape = {"capacity": 130, "heads": 4, "kv_heads": 2, "head_dim": 64, "block_rows": 45}
     inputs, marked, _ = case(rng, buffers, [120, 129, 77], **shape)
     run = {"capacity": 130, "block_rows": 45, "kernels": kernels}
-    _, cache_scores, row_scores = attention(*inputs, **run, score_rows=marked)
-    np.testing.assert_array_equal(cache_scores[inputs[6]], 0)
-    np.testing.assert_array_equal(row_scores, in_blocks(row_scores, inputs[5]))
+    _, scores = attention(*inputs, **run, score_rows=marked)
+    np.testing.assert_array_equal(scores[inputs[6]], 0)
     for slot, _, first_row, rows in np.asarray(inputs[5]):
         own = slice(first_row, first_row + rows)
-        total = jnp.sum(cache_scores[slot * 130 : (slot + 1) * 130]) + jnp.sum(row_scores[own])
+        total = jnp.sum(scores[slot * 130 : (slot + 1) * 130])
         assert error(total, 4 * jnp.sum(marked[own])) < FLOAT32_ERROR
-    for scores in attention(*inputs, **run, score_rows=jnp.zeros_like(marked))[1:]:
-        np.testing.assert_array_equal(scores, 0)
+    np.testing.assert_array_equal(attention(*inputs, **run, score_rows=jnp.zeros_like(marked))[1], 0)
 
 
 def test_row_that_sees_nothing_gives_zero():
@@ -216,11 +224,10 @@ def test_row_that_sees_nothing_gives_zero():
     (q, k, v, *rest), _, _ = case(rng, buffers, [2], **shape)
     run = {"capacity": 32, "block_rows": 4, "score_rows": jnp.ones(len(q), bool)}
     for kernels in ("xla", "interpret"):
-        out, cache_scores, row_scores = attention(q, k.at[1].multiply(1e6), v, *rest, **run, kernels=kernels)
+        out, scores = attention(q, k.at[1].multiply(1e6), v, *rest, **run, kernels=kernels)
         np.testing.assert_array_equal(out[jnp.array([0, 1, 3, 4])], 0)
         assert error(out[2], v[2]) < FLOAT32_ERROR
-        np.testing.assert_array_equal(cache_scores, 0)
-        assert error(row_scores, 2 * jax.nn.one_hot(2, len(q))) < FLOAT32_ERROR
+        np.testing.assert_array_equal(scores, 0)
 
 
 @pytest.mark.parametrize("mode", ["paper", "one-pass strict"])
@@ -255,7 +262,7 @@ def test_lowers_for_llada_8b(slots, block_rows, capacity, dtype):
     table, buffered = of((slots, 4), jnp.int32), of((slots * capacity,), jnp.bool)
     text = lower_for_cuda(f, rows, rows, rows, cache, cache, table, buffered, rule, of((n,), jnp.bool))
     assert "verify_attention" in text
-    assert "verify_tracking_scores" in text
+    assert "tracking_scores" in text
 
 
 @pytest.mark.gpu
