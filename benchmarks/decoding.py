@@ -1,10 +1,12 @@
 """Decoding, end to end and part by part: python -m benchmarks.decoding --model PATH
 
 Of each method, batch, response and prompt length: a batch begun together, timed while all its slots are live (what an
-iteration takes, and decoded tokens per second) and in its first step (the prefill); all prompts through slots that are
-refilled (tokens per second with prefill, accuracy); and the forwards of an iteration timed alone at the same shapes,
-beside their floors. What they leave of the iteration is its rest (of a verify pass its share: it does not run where
-there is nothing to verify): with fast-dllm-dual, also the passes over everything at a block's start.
+iteration takes, and decoded tokens per second) and in its first step (the prefill, and what it verifies); what a call
+of the device costs that steps nothing (there is one for each sequence that ends; the tokens per second include it, the
+times do not); all prompts through slots that are refilled (tokens per second with prefill, accuracy); and the forwards
+of an iteration timed alone at the same shapes, beside their floors. What they leave of the iteration is its rest (of a
+verify pass its share: it does not run where there is nothing to verify): with fast-dllm-dual, also the passes over
+everything at a block's start.
 """
 
 import argparse
@@ -19,8 +21,8 @@ from typing import Any
 
 from benchmarks import decoding_plot, forward, replay, report, roofline
 from benchmarks.decoding_batch import Timed, timed
-from benchmarks.expand import shape_of
-from benchmarks.forward_parts import Lengths, Part, parts
+from benchmarks.expand import shape_of as shape_named
+from benchmarks.forward_parts import Lengths, Part, parts, shape_of
 from benchmarks.paper.suites import SUITES, Suite
 from fdllm_jax import LLM, Settings, command_line
 from fdllm_jax.batching import Program
@@ -60,12 +62,14 @@ def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], setting
     batch()
     for _ in range(repeats):
         found = [batch() for _ in range(each)]
-        live, steps, tokens, verified = (
-            sum(n) for n in zip(*((one.live, one.steps, one.tokens, one.verified) for one in found), strict=True)
+        live, call, steps, tokens, verified = (
+            sum(n)
+            for n in zip(*((one.live, one.call, one.steps, one.tokens, one.verified) for one in found), strict=True)
         )
-        values.setdefault(("time", "prefill"), []).append(sum(one.first for one in found) / each)
+        values.setdefault(("time", "call"), []).append(call / each)
+        values.setdefault(("time", "prefill"), []).append((sum(one.first for one in found) - call) / each)
         if steps:
-            values.setdefault(("time", "iteration"), []).append(live / steps)
+            values.setdefault(("time", "iteration"), []).append((live - call) / steps)
             values.setdefault(("decode_tokens_per_second", None), []).append(tokens / live)
             values.setdefault(("share_of_iterations", "verify"), []).append(verified / steps)
     return values
@@ -133,15 +137,23 @@ def measure(
     if "verify" not in FORWARDS.get(settings.method, ()):
         batches.pop(("share_of_iterations", "verify"), None)
     values, right = of_stream(llm, ids, items, suite, settings)
-    rows = [row(metric, units.get(metric, "tokens"), v, part) for (metric, part), v in (batches | values).items()]
+    lengths = lengths_of(ids, settings, program.capacity)
+    found = of_parts(llm, settings, batch, lengths, repeats)
+    work = {name: part.work for name, (_, part) in found.items()}
+    length = lengths.prompt + lengths.response
+    work["prefill"] = roofline.forward(shape_of(llm.config), rows=length, slots=batch, kv_length=length)
+    floors = {} if device is None else {("time", name): its.floor(device) for name, its in work.items()}
+    rows = [
+        row(metric, units.get(metric, "tokens"), v, part, floor=floors.get((metric, part)))
+        for (metric, part), v in (batches | values).items()
+    ]
     if "replayed" not in case:
         rows.append(report.proportion(case, "accuracy", sum(right), len(right)))
     rows.append(report.row(case, "planned_memory", "B", program.plan.total))
     iteration = batches.get(("time", "iteration"))
-    found = of_parts(llm, settings, batch, lengths_of(ids, settings, program.capacity), repeats)
-    for name, (figure, part) in found.items():
-        floor = None if device is None else part.work.floor(device)
-        rows.append(report.row(case | {"part": name}, "time", "s", figure.pop("median"), **figure, floor=floor))
+    for name, (figure, _) in found.items():
+        time = {"value": figure.pop("median"), "floor": floors.get(("time", name))}
+        rows.append(report.row(case | {"part": name}, "time", "s", **time, **figure))
     if iteration and found:
         forwards = sum(decoding_plot.in_iteration(rows, name) or 0.0 for name in found)
         rows.append(row("time", "s", [one - forwards for one in iteration], "rest"))
@@ -171,7 +183,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="samples of each case (3)")
     command_line.add_model(p, raw=False)
     p.add_argument(
-        "--random", type=shape_of, metavar="SHAPE",
+        "--random", type=shape_named, metavar="SHAPE",
         help="random weights in the model's place, llada-8b or D,LAYERS,HEADS,MLP,VOCAB, with a --schedule",
     )  # fmt: skip
     p.add_argument(

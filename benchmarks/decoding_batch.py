@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import jax
 import numpy as np
@@ -13,17 +14,21 @@ from fdllm_jax.decoding.state import MOST_STEPS
 from fdllm_jax.exchange import Orders, Report, admission
 from fdllm_jax.job import Job, harvest
 
+EMPTY_CALLS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A batch begun together. Seconds of its first step; and of the steps in which all slots were live, with the
-    tokens that these committed.
+    """A batch begun together. Seconds of the call of its first step; and of that of the steps in which all slots were
+    live, with the tokens that these committed.
 
-    verified: those of the steps that ran a second pass, as many as are to be expected from each slot's own.
+    call: seconds of a call without a step. verified: those of the steps that ran a second pass, as many as are to be
+    expected from each slot's own.
     """
 
     first: float
     live: float
+    call: float
     steps: int
     tokens: int
     verified: float
@@ -44,6 +49,12 @@ def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Se
         state, packed = program.advance(state, given.array, np.array([1, most], np.int32))
         seen.append(Report.of(packed))
         moments.append(time.perf_counter())
+    empty = []
+    for _ in range(EMPTY_CALLS):
+        start = time.perf_counter()
+        state, packed = program.advance(state, none.array, np.array([1, 0], np.int32))
+        Report.of(packed)
+        empty.append(time.perf_counter() - start)
     results = [harvest(llm.tokenizer, seen[-1], slot, job, moments[-1] - moments[0]) for slot, job in enumerate(jobs)]
     all_live = len(seen) > 1 and bool(seen[0].live.all())
     steps = int((seen[1].step - seen[0].step).max()) if all_live else 0
@@ -51,6 +62,7 @@ def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Se
     return Timed(
         first=moments[1] - moments[0],
         live=moments[2] - moments[1] if all_live else 0.0,
+        call=median(empty),
         steps=steps,
         tokens=sum(1 <= step <= steps for result in results for step in result.step_of),
         verified=steps * float(1 - np.prod(1 - second)),  # it runs unless no slot has a candidate

@@ -36,7 +36,7 @@ def line(rows: Rows) -> str:
     ):
         if (row := value(rows, metric)) is not None:
             words.append(f"{row['median'] * scale:.4g} {unit}")
-    for part in ("iteration", *PARTS, "prefill"):
+    for part in ("iteration", *PARTS, "prefill", "call"):
         if (row := value(rows, "time", part)) is not None:
             over = "" if row["floor"] is None else f" ({row['median'] / row['floor']:.2f}x)"
             share = value(rows, "share_of_iterations", part)

@@ -15,7 +15,9 @@ def test_a_small_run_writes_whole_results(tmp_path: Path, capsys: pytest.Capture
     assert decoding.main([*given, "--problems", "3", "--repeats", "1", "--output", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "decoding.json").read_text(encoding="utf-8"))["rows"]
     found = {(row["metric"], row["case"].get("part")): row for row in rows}
-    assert {part for metric, part in found if metric == "time"} == {"prefill", "iteration", "draft", "verify", "rest"}
+    assert {part for metric, part in found if metric == "time"} == {
+        "prefill", "call", "iteration", "draft", "verify", "rest",
+    }  # fmt: skip
     share = found["share_of_iterations", "verify"]["median"]
     times = {part: found["time", part]["median"] for part in ("iteration", "draft", "verify", "rest")}
     assert 0 < share <= 1
