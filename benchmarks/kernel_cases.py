@@ -14,7 +14,7 @@ from pallas_kernels import (
     Visibility,
     gate_up_silu,
     head_statistics,
-    linear_residual,
+    linear_residual_norm,
     matmul,
     qkv_rope_cache,
     qkv_rope_cache_returning,
@@ -131,7 +131,7 @@ def _qkv_cases(sizes: Sizes, op: str) -> list[Case]:
 
 
 def _linear_cases(sizes: Sizes, op: str) -> list[Case]:
-    """`linear_residual` as the out-projection or the down-projection."""
+    """`linear_residual_norm` as the out-projection or the down-projection."""
     shape, n = sizes.shape, sizes.shape.d_model
     k = shape.heads * shape.head_dim if op == "out" else shape.mlp
 
@@ -142,7 +142,7 @@ def _linear_cases(sizes: Sizes, op: str) -> list[Case]:
 
     def call(carry: Any, weight: Any, kernels: Any) -> Outputs:
         x, residual = carry
-        return (linear_residual(x, weight, residual, kernels=kernels),)
+        return linear_residual_norm(x, weight, residual, jnp.ones(n, DTYPE), eps=1e-5, kernels=kernels)
 
     def join(carry: Any, _: Any) -> Any:
         x, residual = carry
@@ -156,10 +156,9 @@ def _linear_cases(sizes: Sizes, op: str) -> list[Case]:
             work=roofline.linear_residual(rows=rows, k=k, n=n),
             make=lambda key, sets, rows=rows: make(rows, key, sets),
             call=call,
-            follow=lambda carry, outputs: ((_held(carry[0], outputs[0]), outputs[0]), ()),
+            follow=lambda carry, outputs: ((_held(carry[0], outputs[0]), outputs[0]), outputs[1]),
             join=join,
             operand_bytes=2 * n * k,
-            tiled=tiles_for(matmul.LINEAR_RESIDUAL, rows=rows, k=k) is not None,
         )
         for rows in sizes.rows
     ]

@@ -4,7 +4,7 @@ Source: the LLaDA model family (arXiv 2502.09992): a pre-norm transformer with R
 bidirectional attention. Weights keep the [out, in] orientation of the checkpoint.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -24,10 +24,11 @@ from pallas_kernels import (
     Noise,
     gate_up_silu,
     head_statistics,
-    linear_residual,
+    linear_residual_norm,
     project_qkv,
     qkv_rope_cache,
     qkv_rope_cache_returning,
+    rms_norm,
     scheduled_attention,
     verify_attention,
 )
@@ -68,13 +69,6 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def rms_norm(x: Float[Array, "*rows d"], weight: Float[Array, "d"], eps: float) -> Float[Array, "*rows d"]:
-    """RMSNorm with statistics in fp32; the weight is applied in x's dtype."""
-    x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
-
-
 class Layer(nnx.Module):
     """One transformer layer. Attention itself is given by the caller, so cached and dense passes share the rest."""
 
@@ -94,13 +88,12 @@ class Layer(nnx.Module):
         return None if self.qkv_bias is None else self.qkv_bias[...]
 
     def attend(
-        self, x: Array, query: Query, cache_row: Array, k_cache: Array, v_cache: Array, capacity: int
+        self, normed: Array, query: Query, cache_row: Array, k_cache: Array, v_cache: Array, capacity: int
     ) -> tuple[Array, Array, Array, list[Array]]:
         """Attended values of the query rows [rows, heads * head_dim], and this layer's caches with the rows written.
 
         Where attention is counted, also what each cache row got.
         """
-        normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
         inputs = (normed, self.qkv[...], self._bias, query.position, cache_row, k_cache, v_cache)
         of_heads: dict[str, Any] = {
             "n_heads": self.config.n_heads,
@@ -125,11 +118,10 @@ class Layer(nnx.Module):
                 q, k, v, k_cache, v_cache, *buffer, **of_blocks, kernels=self.kernels.verify_attention
             )
         attended, *scores = out if isinstance(out, tuple) else (out,)
-        return attended.reshape(len(x), -1), k_cache, v_cache, scores
+        return attended.reshape(len(normed), -1), k_cache, v_cache, scores
 
-    def attend_dense(self, x: Array, attention: Callable[[Array, Array, Array], Array]) -> Array:
+    def attend_dense(self, normed: Array, attention: Callable[[Array, Array, Array], Array]) -> Array:
         """The same for whole sequences [batch, length, d_model] without a cache; see `LLaDA.dense`."""
-        normed = rms_norm(x, self.attn_norm[...], self.config.norm_eps)
         project = partial(
             project_qkv,
             n_heads=self.config.n_heads,
@@ -137,15 +129,15 @@ class Layer(nnx.Module):
             rope_theta=self.config.rope_theta,
         )
         project = jax.vmap(project, in_axes=(0, None, None, None))  # the angles of rope are those of one sequence
-        q, k, v = project(normed, self.qkv[...], self._bias, jnp.arange(x.shape[1]))
-        return attention(q, k, v).reshape(*x.shape[:-1], -1)
+        q, k, v = project(normed, self.qkv[...], self._bias, jnp.arange(normed.shape[1]))
+        return attention(q, k, v).reshape(*normed.shape[:-1], -1)
 
-    def finish(self, x: Array, attended: Array) -> Array:
-        """Out-projection and MLP, each with its residual."""
-        x = linear_residual(attended, self.attn_out[...], x, kernels=self.kernels.linear_residual)
-        normed = rms_norm(x, self.mlp_norm[...], self.config.norm_eps)
+    def finish(self, x: Array, attended: Array, next_norm: Array) -> tuple[Array, Array]:
+        """Out-projection and MLP, each with its residual: x, and normalised with the weight that comes next."""
+        of = {"eps": self.config.norm_eps, "kernels": self.kernels.linear_residual_norm}
+        x, normed = linear_residual_norm(attended, self.attn_out[...], x, self.mlp_norm[...], **of)
         activated = gate_up_silu(normed, self.gate_up[...], kernels=self.kernels.gate_up_silu)
-        return linear_residual(activated, self.down[...], x, kernels=self.kernels.linear_residual)
+        return linear_residual_norm(activated, self.down[...], x, next_norm, **of)
 
 
 class LLaDA(nnx.Module):
@@ -163,20 +155,20 @@ class LLaDA(nnx.Module):
     def __call__(self, query: Query, cache: KVCache) -> Output:
         """Compute the query's rows: write their K and V where the query says so, attend by its block table."""
         x = self.embedding[...][query.token]
+        normed = self._first_normed(x)
         cache_row = cache.row(query.slot, query.position, query.write)
         ks, vs, counted = [], [], []
-        for i, layer in enumerate(self.layers):
+        for i, (layer, next_norm) in enumerate(self._layers()):
             tracked = query.track_layers is None or i in query.track_layers
             of_layer = query if tracked else replace(query, score_rows=None)
             with jax.named_scope(f"layer_{i}"):
-                inputs = (x, of_layer, cache_row, cache.k[i], cache.v[i])
-                x, k, v, scores = _through(*nnx.split(layer), *inputs, capacity=cache.capacity)
+                inputs = (x, normed, next_norm, of_layer, cache_row, cache.k[i], cache.v[i])
+                x, normed, k, v, scores = _through(*nnx.split(layer), *inputs, capacity=cache.capacity)
             ks.append(k)
             vs.append(v)
             counted += scores
-        hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
         scores = reduce(jnp.add, counted) if counted else None
-        return Output(hidden, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity), scores)
+        return Output(normed, KVCache(k=tuple(ks), v=tuple(vs), capacity=cache.capacity), scores)
 
     def dense(
         self, embedded: Float[Array, "batch length d_model"], attention: Callable[[Array, Array, Array], Array]
@@ -185,10 +177,10 @@ class LLaDA(nnx.Module):
 
         attention: maps q, k, v [batch, length, heads, head_dim] to q's shape, and masks what is padding.
         """
-        x = embedded
-        for layer in self.layers:
-            x = layer.finish(x, layer.attend_dense(x, attention))
-        return rms_norm(x, self.final_norm[...], self.config.norm_eps)
+        x, normed = embedded, self._first_normed(embedded)
+        for layer, next_norm in self._layers():
+            x, normed = layer.finish(x, layer.attend_dense(normed, attention), next_norm)
+        return normed
 
     def logits(self, hidden: Float[Array, "*rows d_model"]) -> Float[Array, "*rows vocab"]:
         """fp32 logits over the vocabulary; embedding rows beyond `vocab_size` are padding and no tokens."""
@@ -221,6 +213,15 @@ class LLaDA(nnx.Module):
             kernels=self.kernels.head_statistics,
         )
 
+    def _first_normed(self, x: Array) -> Array:
+        first = self.layers[0].attn_norm if len(self.layers) else self.final_norm
+        return rms_norm(x, first[...], self.config.norm_eps)
+
+    def _layers(self) -> Iterator[tuple[Layer, Array]]:
+        """Each layer, with the weight of the norm that follows it."""
+        norms = [*(layer.attn_norm for layer in self.layers), self.final_norm]
+        return zip(self.layers, (norm[...] for norm in norms[1:]), strict=True)
+
     @property
     def _head(self) -> Array:
         return (self.embedding if self.head is None else self.head)[...]
@@ -235,17 +236,22 @@ def _through(
     graphdef: nnx.GraphDef,
     parameters: nnx.State,
     x: Array,
+    normed: Array,
+    next_norm: Array,
     query: Query,
     cache_row: Array,
     k_cache: Array,
     v_cache: Array,
     *,
     capacity: int,
-) -> tuple[Array, Array, Array, list[Array]]:
-    """Through a layer: activations, its caches, and what was counted. Jitted so that layers are traced but once."""
+) -> tuple[Array, Array, Array, Array, list[Array]]:
+    """Through a layer: activations, the same normalised for the next, its caches, and what was counted.
+
+    Jitted so that layers are traced but once.
+    """
     layer: Layer = nnx.merge(graphdef, parameters)
-    attended, k_cache, v_cache, scores = layer.attend(x, query, cache_row, k_cache, v_cache, capacity)
-    return layer.finish(x, attended), k_cache, v_cache, scores
+    attended, k_cache, v_cache, scores = layer.attend(normed, query, cache_row, k_cache, v_cache, capacity)
+    return *layer.finish(x, attended, next_norm), k_cache, v_cache, scores
 
 
 def _below(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:

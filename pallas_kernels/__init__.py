@@ -14,11 +14,12 @@ from pallas_kernels.implementation import Kernels as Kernels
 from pallas_kernels.implementation import choose as choose
 from pallas_kernels.matmul import gate_up_silu as gate_up_silu
 from pallas_kernels.matmul import linear as linear
-from pallas_kernels.matmul import linear_residual as linear_residual
+from pallas_kernels.matmul import linear_residual_norm as linear_residual_norm
 from pallas_kernels.qkv_rope_cache import project_qkv as project_qkv
 from pallas_kernels.qkv_rope_cache import qkv_rope_cache as qkv_rope_cache
 from pallas_kernels.qkv_rope_cache import qkv_rope_cache_returning as qkv_rope_cache_returning
 from pallas_kernels.qkv_rope_cache import rope as rope
+from pallas_kernels.rms_norm import rms_norm as rms_norm
 from pallas_kernels.scheduled_attention import scheduled_attention as scheduled_attention
 from pallas_kernels.verify_attention import Visibility as Visibility
 from pallas_kernels.verify_attention import verify_attention as verify_attention

@@ -29,7 +29,7 @@ class Kernels:
     scheduled_attention: Implementation
     verify_attention: Implementation
     head_statistics: Implementation
-    linear_residual: Implementation
+    linear_residual_norm: Implementation
     gate_up_silu: Implementation
 
     def __post_init__(self):
@@ -47,7 +47,7 @@ class Kernels:
             scheduled_attention=implementation,
             verify_attention=implementation,
             head_statistics=implementation,
-            linear_residual=implementation,
+            linear_residual_norm=implementation,
             gate_up_silu=implementation,
         )
 

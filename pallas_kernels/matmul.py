@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.checks import check_shapes
 from pallas_kernels.implementation import Implementation, check_kernels, precision_of
+from pallas_kernels.rms_norm import add_and_norm_pallas, rms_norm
 from pallas_kernels.weight_product import Case, Tiles, product_tile, store_rows, tiles_for
 
 LINEAR_RESIDUAL = (
@@ -35,25 +36,29 @@ def linear(x: Float[Array, "*rows k"], weight: Float[Array, "n k"]) -> Float[Arr
     return jnp.einsum("...k,nk->...n", x, weight, precision=precision_of(x.dtype), preferred_element_type=x.dtype)
 
 
-def linear_residual(
+def linear_residual_norm(
     x: Float[Array, "*rows k"],
     weight: Float[Array, "n k"],
     residual: Float[Array, "*rows n"],
+    norm: Float[Array, "n"],
     *,
+    eps: float,
     kernels: Implementation = "xla",
-) -> Float[Array, "*rows n"]:
-    """Residual + x @ weight.T, accumulated in fp32; the result has the residual's dtype.
+) -> tuple[Float[Array, "*rows n"], Float[Array, "*rows n"]]:
+    """Residual + x @ weight.T, accumulated in fp32, and its RMSNorm with the weight `norm`, both in residual's dtype.
 
-    The kernels take 2-D x of a shape that `LINEAR_RESIDUAL` covers; anything else is XLA's.
+    The kernels take 2-D x. Where `LINEAR_RESIDUAL` does not cover its shape, the product is XLA's.
     """
     check_kernels(kernels)
     rows = " ".join(map(str, x.shape[:-1]))
     arrays = {"x": (x, f"{rows} k"), "weight": (weight, "n k"), "residual": (residual, f"{rows} n")}
-    check_shapes({}, arrays)
-    tiles = tiles_for(LINEAR_RESIDUAL, rows=x.shape[0], k=x.shape[-1]) if x.ndim == 2 and x.size else None
-    if kernels == "xla" or tiles is None:
-        return residual + linear(x, weight)
-    return _linear_residual_pallas(x, weight, residual, tiles=tiles, interpret=kernels == "interpret")
+    check_shapes({}, arrays | {"norm": (norm, "n")})
+    if kernels == "xla" or x.ndim != 2 or not x.size:
+        new = residual + linear(x, weight)
+        return new, rms_norm(new, norm, eps)
+    tiles, interpret = tiles_for(LINEAR_RESIDUAL, rows=x.shape[0], k=x.shape[-1]), kernels == "interpret"
+    update = linear(x, weight) if tiles is None else _linear_parts_pallas(x, weight, tiles=tiles, interpret=interpret)
+    return add_and_norm_pallas(update, residual, norm, eps=eps, interpret=interpret)
 
 
 def gate_up_silu(
@@ -86,18 +91,19 @@ def _linear_kernel(x_ref, weight_ref, partial_ref, *, tiles: Tiles):
     store_rows(partial_ref, split * rows + row, column, product, mask)
 
 
-def _linear_residual_pallas(x: Array, weight: Array, residual: Array, *, tiles: Tiles, interpret: bool) -> Array:
-    rows, n = residual.shape
-    partial = pl.pallas_call(
+def _linear_parts_pallas(
+    x: Float[Array, "rows k"], weight: Float[Array, "n k"], *, tiles: Tiles, interpret: bool
+) -> Float[Array, "splits_rows n"]:
+    """The product in parts to be added up, one below the other, in fp32."""
+    rows, n = x.shape[0], weight.shape[0]
+    return pl.pallas_call(
         functools.partial(_linear_kernel, tiles=tiles),
         out_shape=jax.ShapeDtypeStruct((tiles.splits * rows, n), jnp.float32),
         grid=(pl.cdiv(rows, tiles.rows), pl.cdiv(n, tiles.columns), tiles.splits),  # row tiles share a weight tile
         compiler_params=tiles.compiler_params(),
         interpret=interpret,
-        name="linear_residual",
+        name="linear_parts",
     )(x, weight)
-    total = partial.reshape(tiles.splits, rows, n).sum(axis=0)
-    return (residual.astype(jnp.float32) + total).astype(residual.dtype)
 
 
 def _gate_up_kernel(x_ref, weight_ref, out_ref, *, tiles: Tiles):

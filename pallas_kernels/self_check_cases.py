@@ -16,7 +16,7 @@ from pallas_kernels import scheduled_attention_cudnn
 from pallas_kernels.flash import CUDNN_PROGRAMS, PROGRAMS
 from pallas_kernels.head_statistics import Noise, head_statistics
 from pallas_kernels.implementation import Implementation, precision_of
-from pallas_kernels.matmul import gate_up_silu, linear_residual
+from pallas_kernels.matmul import gate_up_silu, linear_residual_norm
 from pallas_kernels.qkv_rope_cache import qkv_rope_cache, qkv_rope_cache_returning
 from pallas_kernels.scheduled_attention import scheduled_attention
 from pallas_kernels.verify_attention import Visibility, verify_attention
@@ -29,6 +29,7 @@ BLOCK_ROWS = ((FEW, False), (32, False), (MANY, False), (MANY, True))  # True: m
 POSITIONS = 4096
 CAPACITY, KV_LENGTHS = 320, (300, 77)  # of two slots; no length is a multiple of a tile
 VOCABULARY = 8100  # most ids of the head that are looked at; they end within a tile
+EPS = 1e-5
 TIE = 1e-4  # noisy logits (fp32 sums whatever the dtype) that differ by less, relatively, are as good as equal
 
 Outputs = Iterable[tuple[str, Array]]  # what it is, value
@@ -113,18 +114,24 @@ def _qkv_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementat
             yield f"rows kept of {name} at {rows} rows ({op.__name__})", kept
 
 
-def _linear_residual_inputs(key: Array, shape: ModelShape, dtype: np.dtype) -> dict[str, Any]:
+def _linear_residual_norm_inputs(key: Array, shape: ModelShape, dtype: np.dtype) -> dict[str, Any]:
     random, sizes = _Random(key, dtype), {"attention": shape.n_heads * shape.head_dim, "MLP": shape.mlp_size}
     return {
-        name: (random.normal(MANY, k), random.weight(shape.d_model, k), random.normal(MANY, shape.d_model))
+        name: (
+            random.normal(MORE, k),
+            random.weight(shape.d_model, k),
+            random.normal(MORE, shape.d_model),
+            random.normal(shape.d_model),
+        )
         for name, k in sizes.items()
     }
 
 
-def _linear_residual_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:
-    for name, (x, weight, residual) in inputs.items():
-        for rows in ROWS:
-            yield f"{rows} rows after {name}", linear_residual(x[:rows], weight, residual[:rows], kernels=kernels)
+def _linear_residual_norm_outputs(inputs: dict[str, Any], shape: ModelShape, kernels: Implementation) -> Outputs:
+    for name, (x, weight, residual, norm) in inputs.items():
+        for rows in (*ROWS, MORE):
+            out = linear_residual_norm(x[:rows], weight, residual[:rows], norm, eps=EPS, kernels=kernels)
+            yield from zip((f"{what} {rows} rows after {name}" for what in ("sum of", "norm of")), out, strict=True)
 
 
 def _gate_up_silu_inputs(key: Array, shape: ModelShape, dtype: np.dtype) -> tuple[Array, Array]:
@@ -266,6 +273,6 @@ CHECKS = {
     "scheduled_attention": Check(_attention_inputs, _scheduled_attention_outputs),
     "verify_attention": Check(_attention_inputs, _verify_attention_outputs),
     "head_statistics": Check(_head_statistics_inputs, _head_statistics_outputs),
-    "linear_residual": Check(_linear_residual_inputs, _linear_residual_outputs),
+    "linear_residual_norm": Check(_linear_residual_norm_inputs, _linear_residual_norm_outputs),
     "gate_up_silu": Check(_gate_up_silu_inputs, _gate_up_silu_outputs),
 }

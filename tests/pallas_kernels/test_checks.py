@@ -37,14 +37,16 @@ def test_every_fault_is_named() -> None:
 
 WITHOUT_ANNOTATIONS = """
 import jax.numpy as jnp
-from pallas_kernels import Kernels, gate_up_silu, head_statistics, linear_residual, qkv_rope_cache, scheduled_attention
+from pallas_kernels import Kernels, gate_up_silu, head_statistics, qkv_rope_cache, scheduled_attention
+from pallas_kernels import linear_residual_norm as linear
 x, weight, cache = jnp.zeros((5, 16)), jnp.zeros((8, 16)), jnp.zeros((6, 1, 16))
 rows, table = jnp.arange(5), jnp.zeros((1, 4), jnp.int32)
 calls = {name: lambda name=name: Kernels.all(name) for name in ("auto", "Pallas", None, True)}
 calls |= {
-    "linear, name": lambda: linear_residual(x, weight, x[:, :8], kernels="foo"),
-    "linear, k": lambda: linear_residual(x, weight[:, :15], x[:, :8], kernels="interpret"),
-    "linear, residual": lambda: linear_residual(x, weight, x[:1, :8], kernels="interpret"),
+    "linear, name": lambda: linear(x, weight, x[:, :8], x[0, :8], eps=1e-5, kernels="foo"),
+    "linear, k": lambda: linear(x, weight[:, :15], x[:, :8], x[0, :8], eps=1e-5, kernels="interpret"),
+    "linear, residual": lambda: linear(x, weight, x[:1, :8], x[0, :8], eps=1e-5, kernels="interpret"),
+    "linear, norm": lambda: linear(x, weight, x[:, :8], x[0, :7], eps=1e-5, kernels="interpret"),
     "gate, odd": lambda: gate_up_silu(x, weight[:7], kernels="interpret"),
     "head, d": lambda: head_statistics(x, weight[:, :8], vocab_size=8, kernels="interpret"),
     "head, vocabulary": lambda: head_statistics(x, weight, vocab_size=9, kernels="interpret"),
