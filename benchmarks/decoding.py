@@ -142,7 +142,9 @@ def measure(
     work = {name: part.work for name, (_, part) in found.items()}
     length = lengths.prompt + lengths.response
     work["prefill"] = roofline.forward(shape_of(llm.config), rows=length, slots=batch, kv_length=length)
-    floors = {} if device is None else {("time", name): its.floor(device) for name, its in work.items()}
+    floors: dict[tuple[str, str | None], float] = {}
+    if device is not None:
+        floors |= {("time", name): its.floor(device) for name, its in work.items()}
     rows = [
         row(metric, units.get(metric, "tokens"), v, part, floor=floors.get((metric, part)))
         for (metric, part), v in (batches | values).items()

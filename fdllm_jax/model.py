@@ -251,7 +251,8 @@ def _through(
     """
     layer: Layer = nnx.merge(graphdef, parameters)
     attended, k_cache, v_cache, scores = layer.attend(normed, query, cache_row, k_cache, v_cache, capacity)
-    return *layer.finish(x, attended, next_norm), k_cache, v_cache, scores
+    x, normed = layer.finish(x, attended, next_norm)
+    return x, normed, k_cache, v_cache, scores
 
 
 def _below(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:

@@ -192,7 +192,7 @@ def attend_cache(
         key = tile_at(i) * tiles.keys + jnp.arange(tiles.keys)
         at = here.slot * capacity + key
         mask = seen = key < here.kv_length if masked else None
-        if masked and hidden is not None:
+        if mask is not None and hidden is not None:
             seen = mask & (plgpu.load(hidden.marked.at[at], mask=mask) == 0)
         # k is loaded without waiting for `seen`: its scores are masked, while 0 * v may be NaN
         k, v = load_rows(k_cache, at, here.kv_head, mask), load_rows(v_cache, at, here.kv_head, seen)
