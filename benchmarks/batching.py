@@ -57,26 +57,35 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         "prompts_of": "synthetic word problems" if options.data is None else "gsm8k, 5-shot",
     }  # fmt: skip
     rows: list[dict[str, Any]] = []
-    for method in options.methods:
-        settings = Settings(method=method, gen_length=options.gen_length, stop=stop)
-        llm.generate(prompts[: options.slots], settings)  # compiles, and warms up
-        speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        loads: dict[str, list[Load]] = {kind: [] for kind in KINDS}
-        for _ in range(options.repeats):
-            for kind in KINDS:
-                start = time.perf_counter()
-                results = decode(llm, prompts, settings, kind, options.slots)
-                seconds = time.perf_counter() - start
-                speeds[kind].append(sum(len(result.token_ids) for result in results) / seconds)
-                loads[kind].append(llm.load)
-        rows += [row for kind in KINDS for row in figures(method, kind, speeds, loads[kind])]
-        rows.append(report.row({"method": method}, "programs", "programs", llm.programs))
-        if file is not None:
-            report.write_part(file, settings=about, rows=rows)
+    with report.kept(file, rows):
+        for method in options.methods:
+            rows += of_method(llm, prompts, Settings(method=method, gen_length=options.gen_length, stop=stop), options)
+            if file is not None:
+                report.write_part(file, settings=about, rows=rows)
     for row in rows:
         print(f"{' '.join(row['case'].values()):>30} {row['metric']:>18}: {row['median']:.4g}", flush=True)
     if file is not None:
         report.finish(file)
+
+
+def of_method(
+    llm: LLM, prompts: Sequence[list[int]], settings: Settings, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The rows of a method: its kinds in turns, and how many programs they are."""
+    programs = llm.programs
+    llm.generate(prompts[: options.slots], settings)  # compiles, and warms up
+    speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    loads: dict[str, list[Load]] = {kind: [] for kind in KINDS}
+    for _ in range(options.repeats):
+        for kind in KINDS:
+            start = time.perf_counter()
+            results = decode(llm, prompts, settings, kind, options.slots)
+            seconds = time.perf_counter() - start
+            speeds[kind].append(sum(len(result.token_ids) for result in results) / seconds)
+            loads[kind].append(llm.load)
+    method = settings.method
+    rows = [row for kind in KINDS for row in figures(method, kind, speeds, loads[kind])]
+    return [*rows, report.row({"method": method}, "programs", "programs", llm.programs - programs)]
 
 
 def decode(llm: LLM, prompts: Sequence[list[int]], settings: Settings, kind: str, slots: int) -> list[Result]:

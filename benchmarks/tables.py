@@ -138,16 +138,13 @@ def iterations() -> str:
 def batching() -> str:
     """GSM8K's prompts through slots that are refilled, beside whole batches of the same prompts."""
     found: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
-    programs: dict[str, int] = {}
     for row in rows_of("batching_gsm8k"):
         case = row["case"]
-        if row["metric"] == "programs":
-            programs[case["method"]] = row["median"]
-        else:
+        if "batching" in case:
             found.setdefault((case["method"], case["batching"]), {})[row["metric"]] = row
     lines = [
-        "| method | slots refilled | tokens/s | over whole batches | slots in use | time between calls | programs |",
-        f"|{'---|' * 7}",
+        "| method | slots refilled | tokens/s | over whole batches | slots in use | time between calls |",
+        f"|{'---|' * 6}",
     ]
     for (method, kind), of in found.items():
         if kind != "whole batches":
@@ -158,7 +155,6 @@ def batching() -> str:
                 f"{of['speedup']['median']:.2f}x",
                 f"{of['occupancy']['median']:.1%}",
                 f"{of['host_share']['median']:.1%}",
-                str(programs[method]),
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -178,14 +178,24 @@ def store_state(here: Program, state: State, out: jax.Ref, lse: jax.Ref) -> None
     plgpu.store(lse.at[here.split, here.row, here.head], log_sum, mask=here.mask)
 
 
+def shares(here: Program, splits: int, *counts: jax.Array | int) -> list[tuple[jax.Array, jax.Array]]:
+    """A program's part of runs of tiles that are gone through one after the other: of each run, from where to where."""
+    part = pl.cdiv(sum(counts), splits)
+    begin, ranges = here.split * part, []
+    for count in counts:
+        ranges.append((jnp.clip(begin, 0, count), jnp.clip(begin + part, 0, count)))
+        begin -= count
+    return ranges
+
+
 def attend_cache(
     here: Program, q: jax.Array, k_cache: jax.Ref, v_cache: jax.Ref, hidden: Hidden | None = None, *,
-    capacity: int, tiles: Tiles, splits: int,
-) -> State:  # fmt: skip
+    capacity: int, tiles: Tiles, splits: int, behind: jax.Array | int = 0,
+) -> tuple[State, tuple[jax.Array, jax.Array]]:  # fmt: skip
     """The state of a program's rows after its part of the cache; nothing is read where it has no row.
 
-    The last split takes the tiles that need a mask, and, where it has something else to do (`hidden`), no others unless
-    there are no other splits.
+    First come the tiles that need no mask. behind: tiles that the caller attends after the cache's; the part of these
+    is returned too.
     """
 
     def step(masked: bool, tile_at: Callable[[jax.Array], jax.Array], i: jax.Array, state: State) -> State:
@@ -199,20 +209,16 @@ def attend_cache(
         return add_keys(state, q, k, v, None if seen is None else seen[None])
 
     kv_length = jnp.where(here.tile * tiles.rows < here.rows, here.kv_length, 0)
-    whole, tiles_in_all = kv_length // tiles.keys, pl.cdiv(kv_length, tiles.keys)
-    before = behind = whole  # the tiles that hold hidden rows lie between them
+    whole, in_all = kv_length // tiles.keys, pl.cdiv(kv_length, tiles.keys)
+    first = holding = jnp.zeros_like(whole)
     if hidden is not None:
-        before = jnp.minimum(hidden.first // tiles.keys, whole)
-        behind = jnp.clip(pl.cdiv(hidden.end, tiles.keys), before, whole)
-    holding = behind - before
-    parts = splits if hidden is None else max(1, splits - 1)
-    part = pl.cdiv(whole - holding, parts)
-    first, last = (jnp.minimum(split * part, whole - holding) for split in (here.split, here.split + 1))
-    free = functools.partial(step, False, lambda i: jnp.where(i < before, i, i + holding))
-    state = jax.lax.fori_loop(first, last, free, start(tiles.rows, q.shape[1]))
-    masked = jnp.where(here.split == splits - 1, holding + tiles_in_all - whole, 0)
-    rest = functools.partial(step, True, lambda i: jnp.where(i < holding, before + i, whole - holding + i))
-    return jax.lax.fori_loop(0, masked, rest, state)
+        first = jnp.minimum(hidden.first // tiles.keys, whole)
+        holding = jnp.clip(pl.cdiv(hidden.end, tiles.keys), first, whole) - first  # whole tiles that hold hidden rows
+    free, masked, more = shares(here, splits, whole - holding, holding + in_all - whole, behind)
+    of_free = functools.partial(step, False, lambda i: jnp.where(i < first, i, i + holding))
+    of_masked = functools.partial(step, True, lambda i: jnp.where(i < holding, first + i, whole - holding + i))
+    state = jax.lax.fori_loop(*free, of_free, start(tiles.rows, q.shape[1]))
+    return jax.lax.fori_loop(*masked, of_masked, state), more
 
 
 def launch(

@@ -9,7 +9,7 @@ def _attention_kernel(block_table, q_ref, k_cache, v_cache, *refs, capacity: int
     out, lse = refs
     here = this_program(block_table, q_ref, k_cache, tiles=tiles, splits=splits)
     q = load_rows(q_ref, here.row, here.head, here.mask)
-    state = attend_cache(here, q, k_cache, v_cache, capacity=capacity, tiles=tiles, splits=splits)
+    state, _ = attend_cache(here, q, k_cache, v_cache, capacity=capacity, tiles=tiles, splits=splits)
     store_state(here, state, out, lse)
 
 

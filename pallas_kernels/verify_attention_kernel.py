@@ -4,8 +4,6 @@ The block table has two columns more: what is buffered of a block's slot lies fr
 `rule` [5, rows] holds, as a key: rank as a draft and rank as an undecoded row; as a query: draft cutoff, undecoded
 cutoff and the row that it sees as itself. A key is seen if its rank as a draft is below the first cutoff, its rank as
 an undecoded row is at least the second, or it is the row itself.
-
-Where the keys are split, the last part, whose share of the cache is the smallest, takes the buffer's own rows.
 """
 
 import jax
@@ -57,10 +55,10 @@ def _verify_kernel(
         k, v = load_rows(k_ref, at, here.kv_head, mask), load_rows(v_ref, at, here.kv_head, mask)
         return add_keys(state, q, k, v, _sees(cutoffs, rule, at, mask))
 
-    state = attend_cache(here, q, k_cache, v_cache, hidden, capacity=capacity, tiles=tiles, splits=splits)
-    takes_own = (here.tile * tiles.rows < here.rows) & (here.split == splits - 1)
-    state = jax.lax.fori_loop(0, jnp.where(takes_own, pl.cdiv(here.rows, tiles.keys), 0), add_own, state)
-    store_state(here, state, out, lse)
+    own = pl.cdiv(jnp.where(here.tile * tiles.rows < here.rows, here.rows, 0), tiles.keys)
+    part = {"capacity": capacity, "tiles": tiles, "splits": splits, "behind": own}
+    state, of_own = attend_cache(here, q, k_cache, v_cache, hidden, **part)
+    store_state(here, jax.lax.fori_loop(*of_own, add_own, state), out, lse)
 
 
 def attend(
