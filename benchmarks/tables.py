@@ -6,11 +6,12 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is replace
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peers
 from benchmarks.report import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -117,21 +118,99 @@ def _points(difference: Mapping[str, Any]) -> str:
 
 def iterations() -> str:
     """What an iteration of the small model takes while all slots are live, and its forward beside its floor."""
-    found: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
-    for row in rows_of("decoding_small"):
-        case = row["case"]
-        found.setdefault((case["batch"], case["name"]), {})[case.get("part", row["metric"])] = row
     lines = [
         "| batch | method | tokens per step | iteration, ms | its forward, ms (over its floor) | the rest, ms |",
         "|---|---|---|---|---|---|",
     ]
-    for (batch, name), of in found.items():
+    for (batch, name), of in of_cases("decoding_small").items():
         forward = of.get("draft") or of["block"]
         lines.append(
             f"| {batch} | `{name}` | {of['tokens_per_step']['median']:.2f} | {1e3 * of['iteration']['median']:.2f} "
             f"| {1e3 * forward['median']:.2f} ({forward['median'] / forward['floor']:.0f}x) "
             f"| {1e3 * of['rest']['median']:.2f} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def of_cases(name: str) -> dict[tuple[int, str], dict[str, Mapping[str, Any]]]:
+    """The rows of `benchmarks.decoding` by batch and method, then by part or metric."""
+    found: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
+    for row in rows_of(name):
+        case = row["case"]
+        if row["metric"] != "share_of_iterations":
+            found.setdefault((case["batch"], case["name"]), {})[case.get("part", row["metric"])] = row
+    return found
+
+
+FORWARDS = ("draft", "verify", "one-pass", "block")
+
+
+def large() -> str:
+    """At LLaDA-8B's shape: tokens per second and step, what an iteration takes, memory and accuracy."""
+    lines = [
+        "| batch | method | decode tokens/s | with prefill | tokens per step | per forward | iteration, ms "
+        "| its forwards, ms (over their floors) | prefill, ms | memory, GB |",
+        f"|{'---|' * 10}",
+    ]
+    for (batch, name), of in of_cases("decoding_8b").items():
+        forwards = [
+            f"{1e3 * of[part]['median']:.1f} ({of[part]['median'] / of[part]['floor']:.2f}x)"
+            for part in FORWARDS
+            if part in of
+        ]
+        cells = [
+            str(batch),
+            f"`{name}`",
+            f"{of['decode_tokens_per_second']['median']:,.0f}",
+            f"{of['tokens_per_second']['median']:,.0f}",
+            f"{of['tokens_per_step']['median']:.2f}",
+            f"{of['tokens_per_forward']['median']:.2f}",
+            f"{1e3 * of['iteration']['median']:.1f}",
+            " + ".join(forwards),
+            f"{1e3 * of['prefill']['median']:,.0f}",
+            f"{1e-9 * of['planned_memory']['median']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def beside_peers() -> str:
+    """Ours beside the figures of `benchmarks.peers`, which are of the same GPU and model's shape."""
+    of = of_cases("decoding_8b")
+
+    def ours(name: str, part: str, scale: float) -> list[float]:
+        return [scale * of[batch, name][part]["median"] for batch in peers.BATCHES]
+
+    def row(what: str, theirs: Sequence[float], own: Sequence[float]) -> str:
+        pairs = zip(theirs, own, strict=True)
+        both = (f"{a:,.{a < 100:d}f} / {b:,.{b < 100:d}f} ({a / b:.1f}x)" for a, b in pairs)
+        return f"| {what} | {' | '.join(both)} |"
+
+    lines = [f"| theirs / ours | {' | '.join(f'batch {batch}' for batch in peers.BATCHES)} |", "|---|---|---|---|"]
+    for key, what in (
+        ("iteration", "Flash-dLLM's release: an iteration, ms"),
+        ("draft", "Flash-dLLM's release: the draft's forward, ms"),
+        ("verify", "Flash-dLLM's release: the verify pass's forward, ms"),
+        ("prefill", "Flash-dLLM's release: prefill, ms"),
+    ):
+        lines.append(row(what, peers.RELEASE[key], ours("flash-dllm", key, 1e3)))
+    lines.append(
+        row("Flash-dLLM's release: memory, GB", peers.RELEASE["memory"], ours("flash-dllm", "planned_memory", 1e-9))
+    )
+    what = "Fast-dLLM, dual cache: a cached pass of a block, ms"
+    lines.append(row(what, peers.FAST_DLLM["block"], ours("fast-dllm-dual", "block", 1e3)))
+    lines.append(
+        row(
+            "Fast-dLLM, dual cache: a full pass, ms", peers.FAST_DLLM["prefill"], ours("fast-dllm-dual", "prefill", 1e3)
+        )
+    )
+    lines.append(
+        row(
+            "Fast-dLLM, dual cache: memory, GB",
+            peers.FAST_DLLM["memory"],
+            ours("fast-dllm-dual", "planned_memory", 1e-9),
+        )
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -203,6 +282,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "against": against,
     "iterations": iterations,
     "batching": batching,
+    "large": large,
+    "peers": beside_peers,
     "kernels": partial(timed, "kernels", "operation", "us", 1e-6),
     "forward": partial(timed, "forward", "forward", "ms", 1e-3),
 }

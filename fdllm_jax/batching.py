@@ -19,7 +19,7 @@ from fdllm_jax.stops import Stops
 from fdllm_jax.tokenizer import Tokenizer
 from pallas_kernels.turns import RUNNING
 
-STEPS_AT_FIRST, SECONDS_BETWEEN_LOOKS = 8, 0.05
+STEPS_AT_FIRST, SECONDS_BETWEEN_LOOKS = 8, 0.2
 MOST_STEPS_WITH_STOPS, SECONDS_WITH_STOPS = 8, 0.02  # steps behind a stop string are for nothing
 SHORT_CALL = 0.01  # s; of shorter ones the host's part would count more than the free slot that waits for another
 ENDED_OF_SLOTS = 16  # where calls are short, one of so many slots has ended before the host looks
