@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import decoding_plot, forward, replay, report, roofline
 from benchmarks.decoding_batch import Timed, timed
+from benchmarks.decoding_profile import profiled
 from benchmarks.expand import shape_of as shape_named
 from benchmarks.forward_parts import Lengths, Part, parts, shape_of
 from benchmarks.paper.suites import SUITES, Suite
@@ -118,7 +119,7 @@ def lengths_of(prompts: Sequence[list[int]], settings: Settings, capacity: int) 
 
 def measure(
     llm: LLM, suite: Suite, variant: Variant, batch: int, items: Sequence[Item], ids: Sequence[list[int]],
-    case: dict[str, Any], repeats: int,
+    case: dict[str, Any], repeats: int, *, profile: bool,
 ) -> Rows:  # fmt: skip
     """The rows of one method at one batch, which is the engine's number of slots."""
     settings, device = variant.settings, roofline.DEVICES.get(report.hardware())
@@ -159,6 +160,12 @@ def measure(
     if iteration and found:
         forwards = sum(decoding_plot.in_iteration(rows, name) or 0.0 for name in found)
         rows.append(row("time", "s", [one - forwards for one in iteration], "rest"))
+    if profile and (of_device := profiled(program, ids[:batch], settings)) is not None:
+        rows.append(row("device_span", "s", [of_device.span]))
+        for name, (seconds, launches) in sorted(of_device.kernels.items(), key=lambda its: -its[1][0]):
+            of_kernel = case | {"kernel": name}
+            rows.append(report.row(of_kernel, "device_time", "s", seconds))
+            rows.append(report.row(of_kernel, "launches", "launches", launches))
     return rows
 
 
@@ -183,6 +190,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--problems", type=command_line.count, default=64, metavar="N", help="prompts of each case (64)")
     p.add_argument("--repeats", type=command_line.count, default=3, metavar="N", help="samples of each case (3)")
+    p.add_argument("--profile", action="store_true", help="also an iteration's device time by kernel (on a GPU)")
     command_line.add_model(p, raw=False)
     p.add_argument(
         "--random", type=shape_named, metavar="SHAPE",
@@ -292,7 +300,9 @@ def measured(
                 wait([pool.submit(llm.compile, ids, variant.settings) for variant in chosen])
             for variant in chosen:
                 try:
-                    yield measure(llm, suite, variant, batch, shown, ids, case, options.repeats)
+                    yield measure(
+                        llm, suite, variant, batch, shown, ids, case, options.repeats, profile=options.profile
+                    )
                 except RuntimeError as error:
                     if not ran_out(error):
                         raise

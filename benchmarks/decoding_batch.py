@@ -10,7 +10,7 @@ import numpy as np
 
 from fdllm_jax import LLM, Result, Settings
 from fdllm_jax.batching import Program
-from fdllm_jax.decoding.state import MOST_STEPS
+from fdllm_jax.decoding.state import MOST_STEPS, DecodeState
 from fdllm_jax.exchange import Orders, Report, admission
 from fdllm_jax.job import Job, harvest
 
@@ -35,24 +35,37 @@ class Timed:
     results: Sequence[Result]
 
 
+def jobs_of(prompts: Sequence[list[int]], settings: Settings) -> list[Job]:
+    """A job a prompt, each with a seed of its own."""
+    return [Job(i, prompt, replace(settings, seed=settings.seed + i)) for i, prompt in enumerate(prompts)]
+
+
+def begun(
+    program: Program, prompts: Sequence[list[int]], settings: Settings, state: DecodeState | None = None
+) -> tuple[DecodeState, Report]:
+    """A state in which every slot has done the first step of its prompt. state: one without a live slot, if at hand."""
+    orders = Orders(program.slots, program.capacity)
+    for slot, job in enumerate(jobs_of(prompts, settings)):
+        orders.admit(slot, admission(job.prompt, job.settings))
+    state, packed = program.advance(state or program.start(), orders.array, np.array([1, 1], np.int32))
+    return state, Report.of(packed)
+
+
 def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings) -> Timed:
     """Decode a prompt in every slot."""
-    jobs = [Job(i, prompt, replace(settings, seed=settings.seed + i)) for i, prompt in enumerate(prompts)]
-    orders, none = (Orders(program.slots, program.capacity) for _ in range(2))
-    for slot, job in enumerate(jobs):
-        orders.admit(slot, admission(job.prompt, job.settings))
-    state = jax.block_until_ready(program.start())
-    moments = [time.perf_counter()]
-    seen: list[Report] = []
-    while not seen or seen[-1].live.any():
-        given, most = (none, MOST_STEPS) if seen else (orders, 1)
-        state, packed = program.advance(state, given.array, np.array([1, most], np.int32))
+    jobs = jobs_of(prompts, settings)
+    none, no_state = Orders(program.slots, program.capacity).array, jax.block_until_ready(program.start())
+    start = time.perf_counter()
+    state, first = begun(program, prompts, settings, no_state)
+    moments, seen = [start, time.perf_counter()], [first]
+    while seen[-1].live.any():
+        state, packed = program.advance(state, none, np.array([1, MOST_STEPS], np.int32))
         seen.append(Report.of(packed))
         moments.append(time.perf_counter())
     empty = []
     for _ in range(EMPTY_CALLS):
         start = time.perf_counter()
-        state, packed = program.advance(state, none.array, np.array([1, 0], np.int32))
+        state, packed = program.advance(state, none, np.array([1, 0], np.int32))
         Report.of(packed)
         empty.append(time.perf_counter() - start)
     results = [harvest(llm.tokenizer, seen[-1], slot, job, moments[-1] - moments[0]) for slot, job in enumerate(jobs)]

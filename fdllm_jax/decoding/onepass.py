@@ -159,8 +159,8 @@ class OnePass:
         tracking = track.tracking(state, masked, self.budgets)
         prefill, state = passes.whole(model, state, first, jnp.minimum(window, capacity - 1), tracking=tracking)
 
-        # Rows of a slot: the masked window, the views that are not there, draft views, the tracked positions. So those
-        # whose attention is counted come first.
+        # Rows of a slot: the masked window, the candidates' views that are not in it, their draft views, the tracked
+        # positions. So those whose attention is counted come first.
         tracked = state.memory.tracked
         others = jnp.sum(masked < capacity, axis=1, dtype=jnp.int32)[:, None]
         count = candidates.count[:, None]

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks import decoding
 from benchmarks.decoding_batch import timed
+from benchmarks.decoding_profile import profile_of
 from fdllm_jax import LLM, Settings
 
 
@@ -84,9 +87,25 @@ def test_second_passes_are_counted() -> None:
     assert timed(llm.compile(prompts, alone), llm, prompts, alone).verified == 0
 
 
+def test_device_time_is_summed_by_kernel() -> None:
+    def event(name: str, start: int, duration: int) -> Any:
+        return SimpleNamespace(name=name, start_ns=start, duration_ns=duration)
+
+    def plane(name: str, **lines: list[Any]) -> Any:
+        return SimpleNamespace(name=name, lines=[SimpleNamespace(name=n, events=e) for n, e in lines.items()])
+
+    events = [event("fusion_12", 100, 10), event("attention", 115, 40), event("fusion.3", 160, 20)]
+    gpu = plane("/device:GPU:0", **{"Stream #7": events, "XLA Ops": [event("fusion", 0, 1000)]})
+    found = profile_of([plane("/host:CPU", python=[event("call", 0, 500)]), gpu], steps=2)
+    assert found is not None and found.span == pytest.approx(40e-9)
+    assert found.kernels == {"fusion": pytest.approx((15e-9, 1.0)), "attention": pytest.approx((20e-9, 0.5))}
+    assert profile_of([plane("/host:CPU")], steps=2) is None
+
+
 def test_random_weights_commit_by_the_schedule_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--random", "64,2,2,96,4096", "--schedule", "2", "3", "--presets", "balanced", "--batch", "2"]
-    given += ["--gen-length", "60", "--shots", "0", "--problems", "3", "--repeats", "1", "--output", str(tmp_path)]
+    given += ["--gen-length", "60", "--shots", "0", "--problems", "3", "--repeats", "1", "--profile"]
+    given += ["--output", str(tmp_path)]
     methods = ["--methods", "flash-dllm", "flash-cache", "fast-dllm-dual"]
     assert decoding.main([*given, *methods]) == 0
     printed = capsys.readouterr()
