@@ -19,6 +19,8 @@ from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from benchmarks import decoding_plot, forward, replay, report, roofline
 from benchmarks.decoding_batch import Timed, timed
 from benchmarks.decoding_profile import profiled
@@ -226,6 +228,10 @@ def _run(options: argparse.Namespace) -> None:
         )
     command_line.use_compilation_cache()
     command_line.check_device()
+    if options.profile and jax.default_backend() != "gpu":
+        raise ValueError(
+            f"--profile: the device's time is that of an NVIDIA GPU, and JAX runs on {jax.default_backend()}"
+        )
     engine, about = engine_of(options)
     about |= {"kernels": options.kernels, "problems": len(items)}
     rows: Rows = []

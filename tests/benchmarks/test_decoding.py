@@ -39,6 +39,7 @@ def test_a_small_run_writes_whole_results(tmp_path: Path, capsys: pytest.Capture
         (["--problems", "3", "--batch", "4"], "3 problems are too few for --batch 4"),
         (["--gen-length", "32", "5000"], "more than the model's context"),
         (["--methods", "--presets"], "no methods"),
+        (["--profile"], "--profile: the device's time is that of an NVIDIA GPU, and JAX runs on cpu"),
         (["--random", "64,2,2,96,4096", "--schedule", "1", "1", "--model", "somewhere"], "one of the two"),
     ],
 )
@@ -104,7 +105,7 @@ def test_device_time_is_summed_by_kernel() -> None:
 
 def test_random_weights_commit_by_the_schedule_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--random", "64,2,2,96,4096", "--schedule", "2", "3", "--presets", "balanced", "--batch", "2"]
-    given += ["--gen-length", "60", "--shots", "0", "--problems", "3", "--repeats", "1", "--profile"]
+    given += ["--gen-length", "60", "--shots", "0", "--problems", "3", "--repeats", "1"]
     given += ["--output", str(tmp_path)]
     methods = ["--methods", "flash-dllm", "flash-cache", "fast-dllm-dual"]
     assert decoding.main([*given, *methods]) == 0
