@@ -1,6 +1,7 @@
 """Flash attention of verify buffers for Pallas' Triton backend: cache tiles, then tiles of the buffer's own rows.
 
-The block table has two columns more: what is buffered of a block's slot lies from one to before the other.
+The block table has three columns more: what is buffered of a block's slot lies from the first to before the second;
+the third is how many of the block's rows have to be gone through for all that some row sees.
 `rule` [5, rows] holds, as a key: rank as a draft and rank as an undecoded row; as a query: draft cutoff, undecoded
 cutoff and the row that it sees as itself. A key is seen if its rank as a draft is below the first cutoff, its rank as
 an undecoded row is at least the second, or it is the row itself.
@@ -55,10 +56,26 @@ def _verify_kernel(
         k, v = load_rows(k_ref, at, here.kv_head, mask), load_rows(v_ref, at, here.kv_head, mask)
         return add_keys(state, q, k, v, _sees(cutoffs, rule, at, mask))
 
-    own = pl.cdiv(jnp.where(here.tile * tiles.rows < here.rows, here.rows, 0), tiles.keys)
+    own = pl.cdiv(jnp.where(here.tile * tiles.rows < here.rows, block_table[here.block, 6], 0), tiles.keys)
     part = {"capacity": capacity, "tiles": tiles, "splits": splits, "behind": own}
     state, of_own = attend_cache(here, q, k_cache, v_cache, hidden, **part)
     store_state(here, jax.lax.fori_loop(*of_own, add_own, state), out, lse)
+
+
+def _with_bounds(
+    block_table: Int[Array, "blocks 4"], buffered: Bool[Array, "cache_rows"], rule: Int[Array, "5 rows"], capacity: int
+) -> Int[Array, "blocks 7"]:
+    """The table with its further columns. They are the same in every layer, so that XLA computes them once a pass."""
+    slot, _, first_row, rows = block_table.T
+    hidden, place = buffered.reshape(-1, capacity)[slot], jnp.arange(capacity, dtype=jnp.int32)
+    first = jnp.min(jnp.where(hidden, place, capacity), axis=1)
+    end = jnp.max(jnp.where(hidden, place + 1, 0), axis=1)
+    as_draft, as_undecoded, _, _, itself = rule
+    seen = (as_draft < jnp.iinfo(jnp.int32).max) | (as_undecoded >= 0) | (itself >= 0)
+    in_block = jnp.arange(rule.shape[1], dtype=jnp.int32)[None] - first_row[:, None]
+    inside = (in_block >= 0) & (in_block < rows[:, None]) & seen[None]
+    own = jnp.max(jnp.where(inside, in_block + 1, 0), axis=1)
+    return jnp.concatenate([block_table, jnp.stack([first, end, own], axis=1)], axis=1)
 
 
 def attend(
@@ -76,11 +93,7 @@ def attend(
     interpret: bool,
 ) -> tuple[Float[Array, "rows heads head_dim"], Float[Array, "rows heads"]]:
     """Attended values and log-sum-exp (base 2) of every row; see `launch`."""
-    of_block = buffered.reshape(-1, capacity)[block_table[:, 0]]
-    place = jnp.arange(capacity, dtype=jnp.int32)
-    first = jnp.min(jnp.where(of_block, place, capacity), axis=1)
-    end = jnp.max(jnp.where(of_block, place + 1, 0), axis=1)
-    table = jnp.concatenate([block_table, first[:, None], end[:, None]], axis=1)
+    table = _with_bounds(block_table, buffered, rule, capacity)
     return launch(
         _verify_kernel,
         (table, q, k, v, k_cache, v_cache, buffered.astype(jnp.int8), rule),
