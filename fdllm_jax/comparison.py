@@ -172,11 +172,11 @@ def variants(
 
 def _named(text: str) -> tuple[str, str, None, dict[str, Any]]:
     """Name, method, no preset, and the method's own options."""
-    method, _, own = text.partition(":")
+    method, colon, own = text.partition(":")
     if method not in METHODS:
         raise ValueError(f"--methods {text}: {method!r} is unknown: expected one of {', '.join(METHODS)}")
     try:
-        options = vars(parse_settings(own)) if own else {}
+        options = vars(parse_settings(own)) if colon else {}
     except ValueError as error:
         raise ValueError(f"--methods {text}: {error}") from error
     return text, method, None, {name: value for name, value in options.items() if value is not None}

@@ -76,6 +76,7 @@ class TestVariants:
             ("flash-dllm:bonus=3", "bonus=3: a switch has no value, write bonus or no-bonus"),
             ("flash-dllm:isolation=loose", "invalid choice"),
             ("flash-dllm:,", "unknown option ''"),
+            ("flash-dllm:", "unknown option ''"),
             ("flash-dllm:gamma=2", "gamma=2.0"),
             ("llada:gamma=0.5", "gamma=0.5 is not an option of method 'llada'"),
         ],
