@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -51,7 +51,18 @@ FORWARDS = {
 }  # of an iteration, by method
 
 
-def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings, repeats: int) -> Values:
+class Case(NamedTuple):
+    """Prompts of one number of examples and one response length, the methods that decode them, what to say of it."""
+
+    items: Sequence[Item]
+    ids: Sequence[list[int]]
+    variants: Sequence[Variant]
+    about: dict[str, Any]
+
+
+def of_batches(
+    program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings, repeats: int, *, lockstep: bool
+) -> Values:
     """Of batches of the prompts, one after the other: a sample is of one, or of as many as `FEWEST` texts take.
 
     One more warms up. A sample's figures are of the sums over its batches.
@@ -60,7 +71,7 @@ def of_batches(program: Program, llm: LLM, prompts: Sequence[list[int]], setting
     each = -(-FEWEST // (repeats * program.slots))
 
     def batch() -> Timed:
-        return timed(program, llm, list(islice(source, program.slots)), settings)
+        return timed(program, llm, list(islice(source, program.slots)), settings, lockstep=lockstep)
 
     batch()
     for _ in range(repeats):
@@ -136,7 +147,7 @@ def measure(
         "time": "s", "share_of_iterations": "fraction", "decode_tokens_per_second": "tokens/s",
         "tokens_per_second": "tokens/s",
     }  # fmt: skip
-    batches = of_batches(program, llm, ids, settings, repeats)
+    batches = of_batches(program, llm, ids, settings, repeats, lockstep="replayed" in case)
     if "verify" not in FORWARDS.get(settings.method, ()):
         batches.pop(("share_of_iterations", "verify"), None)
     values, right = of_stream(llm, ids, items, suite, settings)
@@ -234,16 +245,17 @@ def _run(options: argparse.Namespace) -> None:
         )
     engine, about = engine_of(options)
     about |= {"kernels": options.kernels, "problems": len(items)}
+    cases = cases_of(engine(1), suite, items, options)
     rows: Rows = []
     file = None if options.output is None else command_line.made(options.output) / "decoding.json"
     with report.kept(file, rows):
-        for found in measured(engine, suite, items, options):
+        for found in measured(engine, suite, cases, options):
             rows += found
             print(decoding_plot.line(found), flush=True)
             if file is not None:
                 report.write_part(file, settings=about, rows=rows)
     if not rows:
-        raise ValueError("nothing was measured: give other --methods, or a smaller --batch")
+        raise ValueError("nothing was measured: give a smaller --batch")
     if file is not None:
         report.finish(file)
         title = f"{about['model']}, {about['dtype']}, {report.hardware()}; {len(items)} {suite.name}"
@@ -281,25 +293,34 @@ def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[s
     return with_slots, {"model": llm.name, "dtype": str(llm.dtype)}
 
 
-def measured(
-    engine: Callable[[int], LLM], suite: Suite, items: Sequence[Item], options: argparse.Namespace
-) -> Iterator[Rows]:
-    """The rows of each case; what runs out of memory is left out with a note."""
+def cases_of(llm: LLM, suite: Suite, items: Sequence[Item], options: argparse.Namespace) -> list[Case]:
+    """A case for each number of examples and response length. Raises ValueError for what cannot be measured."""
     asked = (options.shots or [8]) if suite.with_shots is not None else [suite.task.shots]
-    llm, cases = engine(1), []
+    cases, left_out = [], dict[str, None]()
     for shots, gen_length in product(dict.fromkeys(asked), dict.fromkeys(options.gen_length)):
-        shown = items if suite.with_shots is None else suite.with_shots(items, shots)
-        texts = [item.prompt for item in shown]
-        cases.append((shots, gen_length, shown, encode(llm, texts, gen_length, raw=not suite.task.chat_template)))
-    for shots, gen_length, shown, ids in cases:
         lengths = argparse.Namespace(gen_length=gen_length, block_length=options.block_length)
         chosen, _ = variants(options.methods, options.presets, lengths)
-        case = {"task": suite.name, "synthetic": suite.is_synthetic, "shots": shots, "prompt_tokens": _mean_length(ids)}
+        shown = items if suite.with_shots is None else suite.with_shots(items, shots)
+        ids = encode(llm, [item.prompt for item in shown], gen_length, raw=not suite.task.chat_template)
+        about = {"task": suite.name, "synthetic": suite.is_synthetic, "shots": shots}
+        about |= {"prompt_tokens": _mean_length(ids)}
         if options.random is not None:
-            case["replayed"] = options.schedule
-            for variant in (one for one in chosen if one.settings.method not in replay.METHODS):
-                print(f"{variant.label} cannot be replayed, left out", file=sys.stderr)
+            about["replayed"] = options.schedule
+            left_out |= dict.fromkeys(one.label for one in chosen if one.settings.method not in replay.METHODS)
             chosen = [one for one in chosen if one.settings.method in replay.METHODS]
+        cases.append(Case(shown, ids, chosen, about))
+    if left_out:
+        print(f"{PROGRAM}: {', '.join(left_out)} cannot be replayed: left out", file=sys.stderr)
+    if not any(case.variants for case in cases):
+        raise ValueError(f"none of the methods can be replayed: expected some of {', '.join(replay.METHODS)}")
+    return cases
+
+
+def measured(
+    engine: Callable[[int], LLM], suite: Suite, cases: Sequence[Case], options: argparse.Namespace
+) -> Iterator[Rows]:
+    """The rows of each case, batch and method; what runs out of memory is left out with a note."""
+    for items, ids, chosen, about in cases:
         for batch in dict.fromkeys(options.batch):
             llm = engine(batch)
             with ThreadPoolExecutor() as pool:  # what fails does so again when it is measured
@@ -307,7 +328,7 @@ def measured(
             for variant in chosen:
                 try:
                     yield measure(
-                        llm, suite, variant, batch, shown, ids, case, options.repeats, profile=options.profile
+                        llm, suite, variant, batch, items, ids, about, options.repeats, profile=options.profile
                     )
                 except RuntimeError as error:
                     if not ran_out(error):

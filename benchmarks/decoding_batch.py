@@ -22,8 +22,8 @@ class Timed:
     """A batch begun together. Seconds of the call of its first step; and of that of the steps in which all slots were
     live, with the tokens that these committed.
 
-    call: seconds of a call without a step. verified: those of the steps that ran a second pass, as many as are to be
-    expected from each slot's own.
+    call: seconds of a call without a step. verified: those of the steps that ran a second pass: as many as are to be
+    expected from each slot's own, or, of slots in lockstep, as any slot's.
     """
 
     first: float
@@ -51,8 +51,10 @@ def begun(
     return state, Report.of(packed)
 
 
-def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings) -> Timed:
-    """Decode a prompt in every slot."""
+def timed(
+    program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings, *, lockstep: bool = False
+) -> Timed:
+    """Decode a prompt in every slot. lockstep: they have something to verify in the same steps, as replays do."""
     jobs = jobs_of(prompts, settings)
     none, no_state = Orders(program.slots, program.capacity).array, jax.block_until_ready(program.start())
     start = time.perf_counter()
@@ -78,6 +80,7 @@ def timed(program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Se
         call=median(empty),
         steps=steps,
         tokens=sum(1 <= step <= steps for result in results for step in result.step_of),
-        verified=steps * float(1 - np.prod(1 - second)),  # it runs unless no slot has a candidate
+        # it runs unless no slot has a candidate
+        verified=steps * float(second.max() if lockstep else 1 - np.prod(1 - second)),
         results=results,
     )

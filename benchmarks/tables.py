@@ -148,9 +148,9 @@ FORWARDS = ("draft", "verify", "one-pass", "block")
 def large() -> str:
     """At LLaDA-8B's shape: tokens per second and step, what an iteration takes, memory and accuracy."""
     lines = [
-        "| batch | method | decode tokens/s | with prefill | tokens per step | per forward | iteration, ms "
+        "| batch | method | right | decode tokens/s | with prefill | tokens per step | per forward | iteration, ms "
         "| its forwards, ms (over their floors) | prefill, ms | memory, GB |",
-        f"|{'---|' * 10}",
+        f"|{'---|' * 11}",
     ]
     for (batch, name), of in of_cases("decoding_8b").items():
         forwards = [
@@ -161,17 +161,24 @@ def large() -> str:
         cells = [
             str(batch),
             f"`{name}`",
-            f"{of['decode_tokens_per_second']['median']:,.0f}",
+            f"{of['accuracy']['median']:.1%}",
+            _range(of["decode_tokens_per_second"], 1, ",.0f"),
             f"{of['tokens_per_second']['median']:,.0f}",
             f"{of['tokens_per_step']['median']:.2f}",
             f"{of['tokens_per_forward']['median']:.2f}",
-            f"{1e3 * of['iteration']['median']:.1f}",
+            _range(of["iteration"], 1e3, ".1f"),
             " + ".join(forwards),
             f"{1e3 * of['prefill']['median']:,.0f}",
             f"{1e-9 * of['planned_memory']['median']:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _range(row: Mapping[str, Any], scale: float, form: str) -> str:
+    """A figure's median, lowest and highest."""
+    middle, low, high = (format(scale * row[key], form) for key in ("median", "low", "high"))
+    return f"{middle} ({low} to {high})"
 
 
 def beside_peers() -> str:
@@ -222,7 +229,8 @@ def batching() -> str:
         if "batching" in case:
             found.setdefault((case["method"], case["batching"]), {})[row["metric"]] = row
     lines = [
-        "| method | slots refilled | tokens/s | over whole batches | slots in use | time between calls |",
+        "| method | slots refilled | tokens/s | over whole batches | slots in use while prompts wait "
+        "| time between calls |",
         f"|{'---|' * 6}",
     ]
     for (method, kind), of in found.items():

@@ -34,11 +34,17 @@ def _cutoffs(here: Program, rule: jax.Ref) -> Cutoffs:
     return draft, undecoded, itself
 
 
-def _sees(cutoffs: Cutoffs, rule: jax.Ref, at: jax.Array, mask: jax.Array) -> jax.Array:
-    """Which rows of the cutoffs see the keys `at`: [rows, keys]."""
-    as_draft, as_undecoded = (plgpu.load(rule.at[i, at], mask=mask, other=0)[None] for i in (0, 1))
+def _sees(cutoffs: Cutoffs, rule: jax.Ref, at: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which rows of the cutoffs see the keys `at`: [rows, keys]; and which keys any row may see: [keys]."""
+    as_draft, as_undecoded, own = (plgpu.load(rule.at[i, at], mask=mask, other=0) for i in (0, 1, 4))
     draft, undecoded, itself = (x[:, None] for x in cutoffs)
-    return ((as_draft < draft) | (as_undecoded >= undecoded) | (at[None] == itself)) & mask[None]
+    sees = (as_draft[None] < draft) | (as_undecoded[None] >= undecoded) | (at[None] == itself)
+    return sees & mask[None], _may_be_seen(as_draft, as_undecoded, own) & mask
+
+
+def _may_be_seen(as_draft: jax.Array, as_undecoded: jax.Array, itself: jax.Array) -> jax.Array:
+    """Of rows as keys: by some row, or by itself."""
+    return (as_draft < jnp.iinfo(jnp.int32).max) | (as_undecoded >= 0) | (itself >= 0)
 
 
 def _verify_kernel(
@@ -53,8 +59,10 @@ def _verify_kernel(
     def add_own(i: jax.Array, state: State) -> State:
         key = i * tiles.keys + jnp.arange(tiles.keys)
         at, mask = here.first_row + key, key < here.rows
-        k, v = load_rows(k_ref, at, here.kv_head, mask), load_rows(v_ref, at, here.kv_head, mask)
-        return add_keys(state, q, k, v, _sees(cutoffs, rule, at, mask))
+        sees, seen = _sees(cutoffs, rule, at, mask)
+        # what nobody sees is not to be multiplied by 0: it may be infinite
+        k, v = load_rows(k_ref, at, here.kv_head, mask), load_rows(v_ref, at, here.kv_head, seen)
+        return add_keys(state, q, k, v, sees)
 
     own = pl.cdiv(jnp.where(here.tile * tiles.rows < here.rows, block_table[here.block, 6], 0), tiles.keys)
     part = {"capacity": capacity, "tiles": tiles, "splits": splits, "behind": own}
@@ -70,8 +78,7 @@ def _with_bounds(
     hidden, place = buffered.reshape(-1, capacity)[slot], jnp.arange(capacity, dtype=jnp.int32)
     first = jnp.min(jnp.where(hidden, place, capacity), axis=1)
     end = jnp.max(jnp.where(hidden, place + 1, 0), axis=1)
-    as_draft, as_undecoded, _, _, itself = rule
-    seen = (as_draft < jnp.iinfo(jnp.int32).max) | (as_undecoded >= 0) | (itself >= 0)
+    seen = _may_be_seen(rule[0], rule[1], rule[4])
     in_block = jnp.arange(rule.shape[1], dtype=jnp.int32)[None] - first_row[:, None]
     inside = (in_block >= 0) & (in_block < rows[:, None]) & seen[None]
     own = jnp.max(jnp.where(inside, in_block + 1, 0), axis=1)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import decoding
+from benchmarks import decoding, replay
 from benchmarks.decoding_batch import timed
 from benchmarks.decoding_profile import profile_of
+from benchmarks.expansion import Shape
 from fdllm_jax import LLM, Settings
 
 
@@ -88,6 +89,18 @@ def test_second_passes_are_counted() -> None:
     assert timed(llm.compile(prompts, alone), llm, prompts, alone).verified == 0
 
 
+def test_replays_verify_in_lockstep() -> None:
+    engine = replay.engine(
+        Shape(64, 2, 2, 96, 4096), replay.Schedule(3, 3), block_length=16, dtype="float32", kernels="xla"
+    )
+    prompts, settings, shares = [[5] * 9], Settings(gen_length=32), []
+    for slots in (1, 4):
+        llm = engine(slots)
+        found = timed(llm.compile(prompts * slots, settings), llm, prompts * slots, settings, lockstep=True)
+        shares.append((found.steps, found.verified))
+    assert shares[0] == shares[1] == (5, 4)  # nothing is left to verify in the last step
+
+
 def test_device_time_is_summed_by_kernel() -> None:
     def event(name: str, start: int, duration: int) -> Any:
         return SimpleNamespace(name=name, start_ns=start, duration_ns=duration)
@@ -110,7 +123,9 @@ def test_random_weights_commit_by_the_schedule_and_say_so(tmp_path: Path, capsys
     methods = ["--methods", "flash-dllm", "flash-cache", "fast-dllm-dual"]
     assert decoding.main([*given, *methods]) == 0
     printed = capsys.readouterr()
-    assert printed.out.count(" (replayed), batch 2") == 3 and "fast-dllm-dual cannot be replayed" in printed.err
+    assert (
+        printed.out.count(" (replayed), batch 2") == 3 and "fast-dllm-dual cannot be replayed: left out" in printed.err
+    )
     results = json.loads((tmp_path / "decoding.json").read_text(encoding="utf-8"))
     assert "2 drafted and 3 verified a step" in results["settings"]["model"]
     assert all(row["case"]["replayed"] == [2, 3] and row["metric"] != "accuracy" for row in results["rows"])

@@ -230,6 +230,18 @@ def test_row_that_sees_nothing_gives_zero():
         np.testing.assert_array_equal(scores, 0)
 
 
+@pytest.mark.parametrize("kernels", ["xla", "interpret"])
+def test_values_that_nobody_sees_do_not_matter(kernels):
+    rng = np.random.default_rng()
+    shape = {"capacity": 32, "heads": 2, "kv_heads": 2, "head_dim": 64, "block_rows": 4}
+    rows = [(0, SHARED, 0, 0, 0, False), (1, PRIVATE, 0, 0, 0, False), (2, CACHED, 0, 0, 0, False)]
+    (q, k, v, *rest), _, _ = case(rng, [rows], [9], **shape)
+    run = {"capacity": 32, "block_rows": 4, "kernels": kernels}
+    out = attention(q, k, v, *rest, **run)
+    assert np.isfinite(out).all()
+    np.testing.assert_array_equal(attention(q, k, v.at[jnp.array([2, 3])].set(jnp.nan), *rest, **run), out)
+
+
 @pytest.mark.parametrize("mode", ["paper", "one-pass strict"])
 def test_bfloat16(mode):
     rng = np.random.default_rng()
