@@ -7,6 +7,8 @@ both elements of every pair that turns. k and v go from the registers to their c
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -133,21 +135,38 @@ def qkv_rope_cache_pallas(
 
     The columns of `tiles` are cut to what divides head_dim.
     """
-    rows, (cache_rows, n_kv_heads, head_dim) = x.shape[0], k_cache.shape
+    (_, n_kv_heads, head_dim), columns = k_cache.shape, weight.shape[0]
     tiles = dataclasses.replace(tiles, columns=math.gcd(tiles.columns, head_dim))
-    flat_cache = jax.ShapeDtypeStruct((cache_rows, n_kv_heads * head_dim), k_cache.dtype)
-    flat_rows = jax.ShapeDtypeStruct((rows, n_kv_heads * head_dim), x.dtype)
-    inputs = (x, weight, bias, frequency, position, cache_row)
-    inputs += (k_cache.reshape(flat_cache.shape), v_cache.reshape(flat_cache.shape))
-    first_cache = 5 + (bias is not None)
-    outputs = pl.pallas_call(
+    return launch(
         functools.partial(_kernel, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, tiles=tiles),
-        out_shape=[jax.ShapeDtypeStruct((rows, n_heads * head_dim), x.dtype), flat_cache, flat_cache]
-        + [flat_rows, flat_rows] * returning,
-        grid=(pl.cdiv(rows, tiles.rows), weight.shape[0] // tiles.columns),  # row tiles share a weight tile
-        input_output_aliases={first_cache: 1, first_cache + 1: 2},
-        compiler_params=tiles.compiler_params(),
+        x,
+        (weight, bias, frequency, position, cache_row),
+        (k_cache, v_cache),
+        grid=(pl.cdiv(x.shape[0], tiles.rows), columns // tiles.columns),  # row tiles share a weight tile
+        n_heads=n_heads,
+        returning=returning,
         interpret=interpret,
+        compiler_params=tiles.compiler_params(),
         name="qkv_rope_cache_returning" if returning else "qkv_rope_cache",
-    )(*inputs)
-    return [value.reshape(value.shape[0], -1, head_dim) for value in outputs]
+    )
+
+
+def launch(
+    kernel: Callable, x: jax.Array, more: tuple[jax.Array | None, ...], caches: tuple[jax.Array, jax.Array], *,
+    n_heads: int, returning: bool, **how: Any,
+) -> list[jax.Array]:  # fmt: skip
+    """Run a kernel over the rows of x. It takes refs of x, of `more`, and of the caches, which it writes in place.
+
+    Its outputs: q, the caches and, if `returning`, k and v, the heads of a row side by side. how: of `pallas_call`.
+    """
+    cache_rows, n_kv_heads, head_dim = caches[0].shape
+    flat_cache = jax.ShapeDtypeStruct((cache_rows, n_kv_heads * head_dim), caches[0].dtype)
+    q, k = (jax.ShapeDtypeStruct((len(x), n * head_dim), x.dtype) for n in (n_heads, n_kv_heads))
+    first_cache = 1 + sum(one is not None for one in more)
+    outputs = pl.pallas_call(
+        kernel,
+        out_shape=[q, flat_cache, flat_cache, *[k, k] * returning],
+        input_output_aliases={first_cache: 1, first_cache + 1: 2},
+        **how,
+    )(x, *more, *(cache.reshape(flat_cache.shape) for cache in caches))
+    return [value.reshape(len(value), -1, head_dim) for value in outputs]

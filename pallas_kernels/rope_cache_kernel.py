@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels import triton as plgpu
-from pallas_kernels.qkv_rope_cache_kernel import cos_sin
+from pallas_kernels.qkv_rope_cache_kernel import cos_sin, launch
 from pallas_kernels.weight_product import store_rows
 
 ROWS, HEADS, WARPS = 16, 8, 4  # of a program: rows, heads that share their angles, warps
@@ -84,20 +84,17 @@ def rope_cache_pallas(
     interpret: bool,
 ) -> list[jax.Array]:
     """q, k_cache, v_cache and, if `returning`, k and v, from packed [rows, qkv]; see `qkv_rope_cache`."""
-    rows, (cache_rows, n_kv_heads, head_dim) = packed.shape[0], k_cache.shape
+    _, n_kv_heads, head_dim = k_cache.shape
     heads = math.gcd(n_heads, n_kv_heads, HEADS)
-    flat_cache = jax.ShapeDtypeStruct((cache_rows, n_kv_heads * head_dim), k_cache.dtype)
-    flat_rows = jax.ShapeDtypeStruct((rows, n_kv_heads * head_dim), packed.dtype)
-    outputs = pl.pallas_call(
+    return launch(
         functools.partial(_kernel, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, heads=heads),
-        out_shape=[jax.ShapeDtypeStruct((rows, n_heads * head_dim), packed.dtype), flat_cache, flat_cache]
-        + [flat_rows, flat_rows] * returning,
-        grid=(pl.cdiv(rows, ROWS), (n_heads + 2 * n_kv_heads) // heads),
-        input_output_aliases={4: 1, 5: 2},
-        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=1),
+        packed,
+        (frequency, position, cache_row),
+        (k_cache, v_cache),
+        grid=(pl.cdiv(len(packed), ROWS), (n_heads + 2 * n_kv_heads) // heads),
+        n_heads=n_heads,
+        returning=returning,
         interpret=interpret,
+        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=1),
         name="rope_cache",
-    )(
-        packed, frequency, position, cache_row, k_cache.reshape(flat_cache.shape), v_cache.reshape(flat_cache.shape)
-    )  # fmt: skip
-    return [value.reshape(value.shape[0], -1, head_dim) for value in outputs]
+    )
