@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None, *, interrupts: Interrupts | Non
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     p.add_argument("--seed", type=int, default=0, help="of the rows of unused ids (0)")
     chosen = p.parse_args(arguments)
-    if chosen.seed < 0:
-        p.error(f"--seed {chosen.seed}: expected at least 0")
     try:
+        if chosen.seed < 0:
+            raise ValueError(f"--seed {chosen.seed}: expected at least 0")
         write_expanded(
             convert.resolve(chosen.source),
             chosen.destination,
