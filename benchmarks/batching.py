@@ -99,11 +99,7 @@ def decode(llm: LLM, prompts: Sequence[list[int]], settings: Settings, kind: str
 
 def figures(method: str, kind: str, speeds: dict[str, list[float]], loads: Sequence[Load]) -> list[dict[str, Any]]:
     """The rows of one kind: throughput, also over that of whole batches in the same turn, and what the slots did."""
-
-    def row(metric: str, unit: str, samples: Sequence[float], **more: Any) -> dict[str, Any]:
-        figure = report.spread(samples)
-        return report.row({"method": method, "batching": kind}, metric, unit, figure.pop("median"), **figure, **more)
-
+    row = partial(report.sampled, {"method": method, "batching": kind})
     rows = [row("tokens_per_second", "tokens/s", speeds[kind])]
     if kind == "whole batches":
         return rows

@@ -140,8 +140,7 @@ def measure(
     case = case | {"name": variant.label, **settings.used(), "batch": batch}
 
     def row(metric: str, unit: str, samples: Sequence[float], part: str | None = None, **more: Any) -> dict[str, Any]:
-        figure = report.spread(samples)
-        return report.row(case | ({"part": part} if part else {}), metric, unit, figure.pop("median"), **figure, **more)
+        return report.sampled(case | ({"part": part} if part else {}), metric, unit, samples, **more)
 
     units = {
         "time": "s", "share_of_iterations": "fraction", "decode_tokens_per_second": "tokens/s",

@@ -40,14 +40,17 @@ def jobs_of(prompts: Sequence[list[int]], settings: Settings) -> list[Job]:
     return [Job(i, prompt, replace(settings, seed=settings.seed + i)) for i, prompt in enumerate(prompts)]
 
 
-def begun(
-    program: Program, prompts: Sequence[list[int]], settings: Settings, state: DecodeState | None = None
-) -> tuple[DecodeState, Report]:
-    """A state in which every slot has done the first step of its prompt. state: one without a live slot, if at hand."""
+def admitting(program: Program, jobs: Sequence[Job]) -> Orders:
+    """The orders that put a job into each slot."""
     orders = Orders(program.slots, program.capacity)
-    for slot, job in enumerate(jobs_of(prompts, settings)):
+    for slot, job in enumerate(jobs):
         orders.admit(slot, admission(job.prompt, job.settings))
-    state, packed = program.advance(state or program.start(), orders.array, np.array([1, 1], np.int32))
+    return orders
+
+
+def advanced(program: Program, state: DecodeState, orders: Orders, steps: int) -> tuple[DecodeState, Report]:
+    """The state after `steps` steps, or when a slot has ended."""
+    state, packed = program.advance(state, orders.array, np.array([1, steps], np.int32))
     return state, Report.of(packed)
 
 
@@ -55,20 +58,18 @@ def timed(
     program: Program, llm: LLM, prompts: Sequence[list[int]], settings: Settings, *, lockstep: bool = False
 ) -> Timed:
     """Decode a prompt in every slot. lockstep: they have something to verify in the same steps, as replays do."""
-    jobs = jobs_of(prompts, settings)
-    none, no_state = Orders(program.slots, program.capacity).array, jax.block_until_ready(program.start())
-    start = time.perf_counter()
-    state, first = begun(program, prompts, settings, no_state)
-    moments, seen = [start, time.perf_counter()], [first]
-    while seen[-1].live.any():
-        state, packed = program.advance(state, none, np.array([1, MOST_STEPS], np.int32))
-        seen.append(Report.of(packed))
+    jobs, none = jobs_of(prompts, settings), Orders(program.slots, program.capacity)
+    orders, state = admitting(program, jobs), jax.block_until_ready(program.start())
+    moments = [time.perf_counter()]
+    seen: list[Report] = []
+    while not seen or seen[-1].live.any():
+        state, report = advanced(program, state, none if seen else orders, MOST_STEPS if seen else 1)
+        seen.append(report)
         moments.append(time.perf_counter())
     empty = []
     for _ in range(EMPTY_CALLS):
         start = time.perf_counter()
-        state, packed = program.advance(state, none, np.array([1, 0], np.int32))
-        Report.of(packed)
+        state, _ = advanced(program, state, none, 0)
         empty.append(time.perf_counter() - start)
     results = [harvest(llm.tokenizer, seen[-1], slot, job, moments[-1] - moments[0]) for slot, job in enumerate(jobs)]
     all_live = len(seen) > 1 and bool(seen[0].live.all())

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from benchmarks.decoding_batch import begun
+from benchmarks.decoding_batch import admitting, advanced, jobs_of
 from fdllm_jax import Settings
 from fdllm_jax.batching import Program
-from fdllm_jax.exchange import Orders, Report
+from fdllm_jax.exchange import Orders
 
 STEPS = 4
 _NUMBER = re.compile(r"[._]?\d+$")  # that XLA puts behind a name
@@ -30,12 +29,10 @@ class Profile:
 
 def profiled(program: Program, prompts: Sequence[list[int]], settings: Settings) -> Profile | None:
     """Of some steps of a batch begun together, with all slots live; None where no GPU was seen."""
-    state, first = begun(program, prompts, settings)
-    none = Orders(program.slots, program.capacity).array
+    state, first = advanced(program, program.start(), admitting(program, jobs_of(prompts, settings)), 1)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            state, packed = program.advance(state, none, np.array([1, STEPS], np.int32))
-            seen = Report.of(packed)
+            _, seen = advanced(program, state, Orders(program.slots, program.capacity), STEPS)
         file = next(iter(Path(folder).rglob("*.xplane.pb")), None)
         planes = [] if file is None else list(jax.profiler.ProfileData.from_file(str(file)).planes)
         return profile_of(planes, steps=int((seen.step - first.step).max()))

@@ -3,7 +3,7 @@
 import argparse
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ __all__ = [
     "part",
     "proportion",
     "row",
+    "sampled",
     "spread",
     "wilson",
     "write",
@@ -69,6 +70,12 @@ def finish(file: Path) -> None:
 def part(file: Path) -> Path:
     """Where what goes to a file lies until all of it is there."""
     return file.with_name(f"{file.stem}.part{file.suffix}")
+
+
+def sampled(case: Mapping[str, Any], metric: str, unit: str, samples: Sequence[float], **more: Any) -> dict[str, Any]:
+    """The `row` of a figure's samples."""
+    figure = spread(samples)
+    return row(case, metric, unit, figure.pop("median"), **figure, **more)
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any]:

@@ -87,9 +87,8 @@ def _run(options: argparse.Namespace) -> None:
                 for part, its in {**parts, "Python and imports": whole - sum(parts.values()), "all": whole}.items():
                     seconds.setdefault(part, []).append(its)
             for part, samples in seconds.items():
-                figure = report.spread(samples)
                 case = {"method": options.method, "compilation_cache": state, "part": part}
-                rows.append(report.row(case, "time", "s", figure.pop("median"), **figure))
+                rows.append(report.sampled(case, "time", "s", samples))
                 print(f"compilation cache {state:>6}, {part:>18}: {rows[-1]['median']:7.2f} s", flush=True)
     if options.output is not None:
         about = {"model": options.model or "shipped", "dtype": options.dtype, "kernels": options.kernels}

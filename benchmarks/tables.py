@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
+from benchmarks.decoding_plot import PARTS
 from benchmarks.report import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -142,9 +143,6 @@ def of_cases(name: str) -> dict[tuple[int, str], dict[str, Mapping[str, Any]]]:
     return found
 
 
-FORWARDS = ("draft", "verify", "one-pass", "block")
-
-
 def large() -> str:
     """At LLaDA-8B's shape: tokens per second and step, what an iteration takes, memory and accuracy."""
     lines = [
@@ -155,8 +153,8 @@ def large() -> str:
     for (batch, name), of in of_cases("decoding_8b").items():
         forwards = [
             f"{1e3 * of[part]['median']:.1f} ({of[part]['median'] / of[part]['floor']:.2f}x)"
-            for part in FORWARDS
-            if part in of
+            for part in PARTS
+            if part in of and part != "rest"
         ]
         cells = [
             str(batch),

@@ -4,7 +4,7 @@ Source: the LLaDA model family (arXiv 2502.09992): a pre-norm transformer with R
 bidirectional attention. Weights keep the [out, in] orientation of the checkpoint.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -155,10 +155,11 @@ class LLaDA(nnx.Module):
     def __call__(self, query: Query, cache: KVCache) -> Output:
         """Compute the query's rows: write their K and V where the query says so, attend by its block table."""
         x = self.embedding[...][query.token]
-        normed = self._first_normed(x)
+        first_norm, *next_norms = self._norms()
+        normed = rms_norm(x, first_norm, self.config.norm_eps)
         cache_row = cache.row(query.slot, query.position, query.write)
         ks, vs, counted = [], [], []
-        for i, (layer, next_norm) in enumerate(self._layers()):
+        for i, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             tracked = query.track_layers is None or i in query.track_layers
             of_layer = query if tracked else replace(query, score_rows=None)
             with jax.named_scope(f"layer_{i}"):
@@ -177,8 +178,9 @@ class LLaDA(nnx.Module):
 
         attention: maps q, k, v [batch, length, heads, head_dim] to q's shape, and masks what is padding.
         """
-        x, normed = embedded, self._first_normed(embedded)
-        for layer, next_norm in self._layers():
+        first_norm, *next_norms = self._norms()
+        x, normed = embedded, rms_norm(embedded, first_norm, self.config.norm_eps)
+        for layer, next_norm in zip(self.layers, next_norms, strict=True):
             x, normed = layer.finish(x, layer.attend_dense(normed, attention), next_norm)
         return normed
 
@@ -213,14 +215,9 @@ class LLaDA(nnx.Module):
             kernels=self.kernels.head_statistics,
         )
 
-    def _first_normed(self, x: Array) -> Array:
-        first = self.layers[0].attn_norm if len(self.layers) else self.final_norm
-        return rms_norm(x, first[...], self.config.norm_eps)
-
-    def _layers(self) -> Iterator[tuple[Layer, Array]]:
-        """Each layer, with the weight of the norm that follows it."""
-        norms = [*(layer.attn_norm for layer in self.layers), self.final_norm]
-        return zip(self.layers, (norm[...] for norm in norms[1:]), strict=True)
+    def _norms(self) -> list[Array]:
+        """The weights of the norms before the layers, and of the one behind the last."""
+        return [*(layer.attn_norm[...] for layer in self.layers), self.final_norm[...]]
 
     @property
     def _head(self) -> Array:

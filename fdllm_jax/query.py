@@ -105,18 +105,19 @@ def partial_query(
     slot = jnp.arange(slots, dtype=jnp.int32)
     real = jnp.arange(rows_a_slot)[None] < rows[:, None]
     flat = (slots * rows_a_slot,)
+    writes = real if write is None else real & write
     buffered = None
     if visibility is not None:
-        in_cache = (visibility.kind == SHARED) & (True if write is None else write)
-        visibility = visibility._replace(kind=jnp.where(in_cache, CACHED, visibility.kind))
-        hides = real & (visibility.kind != CACHED)
+        kind = jnp.where((visibility.kind == SHARED) & writes, CACHED, visibility.kind)
+        visibility = visibility._replace(kind=kind)
+        hides = real & (kind != CACHED)
         cache_row = jnp.where(hides, slot[:, None] * capacity + position, slots * capacity).reshape(flat)
         buffered = jnp.zeros(slots * capacity, jnp.bool_).at[cache_row].set(True, mode="drop")
     return Query(
         token=token.reshape(flat),
         position=jnp.where(real, position, 0).reshape(flat),
         slot=jnp.repeat(slot, rows_a_slot),
-        write=(real if write is None else real & write).reshape(flat),
+        write=writes.reshape(flat),
         block_table=jnp.stack([slot, jnp.where(rows > 0, kv_length, 0), slot * rows_a_slot, rows], axis=-1),
         visibility=None if visibility is None else Visibility(*(x.reshape(flat) for x in visibility)),
         buffered=buffered,

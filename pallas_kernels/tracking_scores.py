@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import triton as plgpu
-from pallas_kernels.flash import Program, Tiles, load_rows, scale, splits_for, this_program, tiles_for
+from pallas_kernels.flash import Program, Tiles, load_rows, scale, shares, splits_for, this_program, tiles_for
 from pallas_kernels.implementation import precision_of
 
 
@@ -26,41 +26,29 @@ def marked_log_sums(here: Program, lse: jax.Ref, score_rows: jax.Ref) -> jax.Arr
     return jnp.where(marked & (log_sum > -jnp.inf), log_sum, jnp.inf)
 
 
-def write_scores(
-    here: Program, out: jax.Ref, q: jax.Array, log_sum: jax.Array, k_cache: jax.Ref, *,
-    capacity: int, tiles: Tiles, splits: int,
-) -> None:  # fmt: skip
-    """Write the scores of a program's part of the cache, 0 beyond kv_length, to `out` [blocks, row tiles, heads, keys].
-
-    Where no row is marked, no key is read.
-    """
-
-    def score(key: jax.Array) -> jax.Array:
-        at = jnp.minimum(here.slot * capacity + key, k_cache.shape[0] - 1)
-        product = plgpu.dot(
-            load_rows(k_cache, at, here.kv_head, None), q, trans_b=True, precision=precision_of(q.dtype)
-        )
-        probability = jnp.exp2(product * scale(q.shape[1]) - log_sum[None])
-        return jnp.where(key < here.kv_length, jnp.sum(probability, axis=1), 0.0)
-
-    def step(score: Callable[[jax.Array], jax.Array], i: jax.Array, _: None) -> None:
-        key = i * tiles.keys + jnp.arange(tiles.keys)
-        plgpu.store(out.at[here.block, here.tile, here.head, key], score(key), mask=key < out.shape[-1])
-
-    all_tiles = pl.cdiv(capacity, tiles.keys)
-    a_split = pl.cdiv(all_tiles, splits)
-    first, last = here.split * a_split, jnp.minimum((here.split + 1) * a_split, all_tiles)
-    to_read = jnp.where(jnp.min(log_sum) < jnp.inf, pl.cdiv(here.kv_length, tiles.keys), 0)
-    read = jnp.clip(to_read, first, last)
-    jax.lax.fori_loop(first, read, functools.partial(step, score), None)
-    jax.lax.fori_loop(read, last, functools.partial(step, lambda _: jnp.zeros((tiles.keys,), jnp.float32)), None)
-
-
 def _kernel(block_table, q_ref, k_cache, lse, score_rows, out, *, capacity: int, tiles: Tiles, splits: int):
+    """Scores of a program's part of the cache, 0 beyond kv_length, in `out` [blocks, row tiles, heads, keys]."""
     here = this_program(block_table, q_ref, k_cache, tiles=tiles, splits=splits)
     log_sum = marked_log_sums(here, lse, score_rows)
     q = load_rows(q_ref, here.row, here.head, here.mask)
-    write_scores(here, out, q, log_sum, k_cache, capacity=capacity, tiles=tiles, splits=splits)
+
+    def store(i: jax.Array, scores: Callable[[jax.Array], jax.Array]) -> None:
+        key = i * tiles.keys + jnp.arange(tiles.keys)
+        plgpu.store(out.at[here.block, here.tile, here.head, key], scores(key), mask=key < capacity)
+
+    def of_keys(key: jax.Array) -> jax.Array:
+        at = jnp.minimum(here.slot * capacity + key, k_cache.shape[0] - 1)
+        k = load_rows(k_cache, at, here.kv_head, None)
+        product = plgpu.dot(k, q, trans_b=True, precision=precision_of(q.dtype))
+        probability = jnp.exp2(product * scale(q.shape[1]) - log_sum[None])
+        return jnp.where(key < here.kv_length, jnp.sum(probability, axis=1), 0.0)
+
+    all_tiles = pl.cdiv(capacity, tiles.keys)
+    ((first, last),) = shares(here, splits, all_tiles)
+    to_read = jnp.where(jnp.min(log_sum) < jnp.inf, pl.cdiv(here.kv_length, tiles.keys), 0)
+    read = jnp.clip(to_read, first, last)
+    jax.lax.fori_loop(first, read, lambda i, _: store(i, of_keys), None)
+    jax.lax.fori_loop(read, last, lambda i, _: store(i, lambda key: jnp.zeros(key.shape, jnp.float32)), None)
 
 
 def tracking_scores(
