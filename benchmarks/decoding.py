@@ -174,7 +174,7 @@ def measure(
         rows.append(row("time", "s", [one - forwards for one in iteration], "rest"))
     if profile and (of_device := profiled(program, ids[:batch], settings)) is not None:
         rows.append(row("device_span", "s", [of_device.span]))
-        for name, (seconds, launches) in sorted(of_device.kernels.items(), key=lambda its: -its[1][0]):
+        for name, (seconds, launches) in of_device.largest().items():
             of_kernel = case | {"kernel": name}
             rows.append(report.row(of_kernel, "device_time", "s", seconds))
             rows.append(report.row(of_kernel, "launches", "launches", launches))

@@ -15,6 +15,8 @@ from fdllm_jax.batching import Program
 from fdllm_jax.exchange import Orders
 
 STEPS = 4
+SMALL = 0.005  # of all kernels' time: what takes less is among the others
+OTHERS = "others"
 _NUMBER = re.compile(r"[._]?\d+$")  # that XLA puts behind a name
 
 
@@ -25,6 +27,16 @@ class Profile:
 
     span: float
     kernels: dict[str, tuple[float, float]]
+
+    def largest(self) -> dict[str, tuple[float, float]]:
+        """The same, the longest first, and small ones together as `OTHERS`."""
+        least = SMALL * sum(seconds for seconds, _ in self.kernels.values())
+        found = {name: its for name, its in self.kernels.items() if its[0] >= least}
+        small = [its for its in self.kernels.values() if its[0] < least]
+        ordered = dict(sorted(found.items(), key=lambda its: -its[1][0]))
+        if small:
+            ordered[OTHERS] = sum(seconds for seconds, _ in small), sum(launches for _, launches in small)
+        return ordered
 
 
 def profiled(program: Program, prompts: Sequence[list[int]], settings: Settings) -> Profile | None:

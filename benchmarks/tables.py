@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import peers, roofline
 from benchmarks.decoding_plot import PARTS
 from benchmarks.report import RESULTS
 
@@ -173,6 +173,60 @@ def large() -> str:
     return "\n".join(lines) + "\n"
 
 
+KERNELS: Mapping[str, tuple[str, ...]] = {
+    "products": ("nvjet", "gemm_fusion", "linear_parts", "gate_up_silu", "qkv_rope_cache"),
+    "attention": ("scheduled_attention", "verify_attention", "cudnn_generated"),
+    "tracking scores": ("tracking_scores",),
+    "norms and residuals": ("add_and_norm",),
+    "rotation and cache": ("rope_cache",),
+    "head": ("head_statistics",),
+    "others": ("",),
+}  # by what their names begin with; the first that fits
+SHOWN = ("flash-dllm", "flash-dllm:mask_window=32,track_budget=32", "balanced")  # those of the others are like these
+
+
+def kernels_of_iteration() -> str:
+    """At LLaDA-8B's shape: what an iteration's kernels take, by kind."""
+    found: dict[tuple[int, str], dict[str, float]] = {}
+    of, products = of_cases("decoding_8b"), {}
+    for row in rows_of("decoding_8b"):
+        case = row["case"]
+        if row["metric"] != "device_time" or case["name"] not in SHOWN:
+            continue
+        kind = next(kind for kind, starts in KERNELS.items() if case["kernel"].startswith(starts))
+        its = found.setdefault((case["batch"], case["name"]), dict.fromkeys(KERNELS, 0.0))
+        its[kind] += row["median"]
+        products[case["batch"], case["name"]] = floor_of_products(case)
+    lines = [f"| batch | method | iteration | its kernels |{''.join(f' {kind} |' for kind in KERNELS)}"]
+    lines.append(f"|{'---|' * (4 + len(KERNELS))}")
+    for (batch, name), its in found.items():
+        over = f" ({its['products'] / products[batch, name]:.2f}x)"
+        cells = [str(batch), f"`{name}`", f"{1e3 * of[batch, name]['iteration']['median']:.1f}"]
+        cells += [f"{1e3 * sum(its.values()):.1f}"]
+        cells += [f"{1e3 * seconds:.1f}{over if kind == 'products' else ''}" for kind, seconds in its.items()]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def floor_of_products(case: Mapping[str, Any]) -> float:
+    """Seconds that the layers' matrix products of an iteration take at least, on an H200 at LLaDA-8B's shape."""
+    shape, queried = roofline.LLADA_8B, case["mask_window"] + case["track_budget"]
+    if "plain_threshold" in case:  # a one-pass method
+        passes = [queried + 2 * case["block_length"]]
+    else:
+        passes = [queried] + ([case["verify_rows"]] if "verify_rows" in case else [])
+    d_model, width, seconds = shape.d_model, shape.heads * shape.head_dim, 0.0
+    for rows in (case["batch"] * rows for rows in passes):
+        for work in (
+            roofline.qkv_rope_cache(shape, rows=rows),
+            roofline.linear_residual(rows=rows, k=width, n=d_model),
+            roofline.gate_up_silu(shape, rows=rows),
+            roofline.linear_residual(rows=rows, k=shape.mlp, n=d_model),
+        ):
+            seconds += shape.layers * work.floor(roofline.H200)
+    return seconds
+
+
 def _range(row: Mapping[str, Any], scale: float, form: str) -> str:
     """A figure's median, lowest and highest."""
     middle, low, high = (format(scale * row[key], form) for key in ("median", "low", "high"))
@@ -289,6 +343,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "iterations": iterations,
     "batching": batching,
     "large": large,
+    "iteration_kernels": kernels_of_iteration,
     "peers": beside_peers,
     "kernels": partial(timed, "kernels", "operation", "us", 1e-6),
     "forward": partial(timed, "forward", "forward", "ms", 1e-3),

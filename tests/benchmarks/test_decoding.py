@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import decoding, replay
 from benchmarks.decoding_batch import timed
-from benchmarks.decoding_profile import profile_of
+from benchmarks.decoding_profile import Profile, profile_of
 from benchmarks.expansion import Shape
 from fdllm_jax import LLM, Settings
 
@@ -114,6 +114,13 @@ def test_device_time_is_summed_by_kernel() -> None:
     assert found is not None and found.span == pytest.approx(40e-9)
     assert found.kernels == {"fusion": pytest.approx((15e-9, 1.0)), "attention": pytest.approx((20e-9, 0.5))}
     assert profile_of([plane("/host:CPU")], steps=2) is None
+
+
+def test_small_kernels_are_shown_together() -> None:
+    kernels = {"a": (0.002, 1.0), "b": (0.1, 2.0), "c": (0.003, 3.0), "d": (0.9, 4.0)}
+    found = Profile(span=2.0, kernels=kernels).largest()
+    assert list(found) == ["d", "b", "others"] and found["others"] == pytest.approx((0.005, 4.0))
+    assert Profile(span=2.0, kernels={"a": (1.0, 1.0)}).largest() == {"a": (1.0, 1.0)}
 
 
 def test_random_weights_commit_by_the_schedule_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

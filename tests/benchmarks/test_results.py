@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, tables
+from benchmarks import report, roofline, tables
 from benchmarks.tables import DOCUMENTS, filled
 from fdllm_jax import command_line
 
@@ -66,6 +66,28 @@ def test_a_table_of_gains_and_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables.against().splitlines()[2:] == [
         "| `a` | +1.0 (-2.0 to +3.0) | 1.50x | 1.50x | +1.0 (-2.0 to +3.0) | 1.50x | 1.50x |"
     ]
+
+
+def test_a_table_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = {"name": "flash-dllm", "batch": 8, "mask_window": 64, "track_budget": 64, "verify_rows": 32}
+    floor = tables.floor_of_products(case)
+    rows = [report.row(case | {"part": "iteration"}, "time", "s", 2 * floor)]
+    for kernel, share in (("nvjet_a", 0.5), ("qkv_rope_cache", 0.75), ("rope_cache", 0.1), ("loop_fusion", 0.05)):
+        rows.append(report.row(case | {"kernel": kernel}, "device_time", "s", share * floor))
+    rows.append(report.row(case | {"name": "quality", "kernel": "nvjet_a"}, "device_time", "s", 1.0))
+    monkeypatch.setattr(tables, "rows_of", lambda name: rows)
+    (cells,) = (line.strip("| ").split(" | ") for line in tables.kernels_of_iteration().splitlines()[2:])
+    assert cells[:2] == ["8", "`flash-dllm`"] and cells[4].endswith(" (1.25x)")
+    assert cells[2:4] == [f"{1e3 * floor * share:.1f}" for share in (2, 1.4)]
+    assert cells[5:] == ["0.0", "0.0", "0.0", f"{100 * floor:.1f}", "0.0", f"{50 * floor:.1f}"]
+
+
+def test_the_floor_of_an_iterations_products() -> None:
+    a_pass = {"mask_window": 32, "track_budget": 32, "block_length": 16, "batch": 32}
+    one_pass = tables.floor_of_products(a_pass | {"plain_threshold": None})
+    assert one_pass == pytest.approx(2 * 32 * 96 * 32 * roofline.LLADA_8B.layer_weights / 790e12)
+    both = tables.floor_of_products(a_pass | {"verify_rows": 32})
+    assert both == pytest.approx(one_pass)  # 64 + 32 rows, all of them bound by operations
 
 
 def test_an_unfinished_run_replaces_nothing(tmp_path: Path) -> None:
