@@ -295,6 +295,8 @@ def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[s
 def cases_of(llm: LLM, suite: Suite, items: Sequence[Item], options: argparse.Namespace) -> list[Case]:
     """A case for each number of examples and response length. Raises ValueError for what cannot be measured."""
     asked = (options.shots or [8]) if suite.with_shots is not None else [suite.task.shots]
+    if max(asked) > (most := llm.config.max_sequence_length):
+        raise ValueError(f"--shots {max(asked)}: the model's context of {most} tokens does not hold as many examples")
     cases, left_out = [], dict[str, None]()
     for shots, gen_length in product(dict.fromkeys(asked), dict.fromkeys(options.gen_length)):
         lengths = argparse.Namespace(gen_length=gen_length, block_length=options.block_length)

@@ -9,10 +9,11 @@ and tokens are random: nothing is decoded, these are forwards of the sizes that 
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,37 @@ def measure(program: Callable[..., tuple], cache: KVCache, repeats: int) -> tupl
     return report.spread([(run(many) - run(FEW)) / (many - FEW) for _ in range(repeats)]), cache
 
 
+def measured(
+    model: LLaDA, options: argparse.Namespace, names: Sequence[str], lengths: Lengths
+) -> Iterator[dict[str, Any] | None]:
+    """The row of each forward, which is printed as well; None for one that failed: the others still count."""
+    config, dtype = model.config, model.embedding[...].dtype
+    device = roofline.DEVICES.get(report.hardware())
+    for slots, kernels in product(options.slots, names):
+        every = (*parts(config, slots, lengths), prefill(config, slots, lengths))
+        wanted = [part for part in every if part.name in (options.parts or {part.name})]
+        chosen = from_parameters(config, parameters_of(model), kernels=choose(kernels))
+        cache = allocate(config, slots=slots, capacity=lengths.capacity, dtype=dtype)
+        with ThreadPoolExecutor() as pool:  # done before anything is timed
+            programs = [pool.submit(compile, chosen, part, cache) for part in wanted]
+        for part, program in zip(wanted, programs, strict=True):
+            name = f"{part.name:22} {kernels:7} batch {slots:3}:"
+            floor = None if device is None else part.work.floor(device)
+            try:
+                figure, cache = measure(program.result(), cache, options.repeats)
+            except Exception as error:  # out of memory, a kernel that does not compile
+                print(f"{name} FAILED {str(error).splitlines()[0][:120]}")
+                cache = allocate(config, slots=slots, capacity=lengths.capacity, dtype=dtype)
+                yield None
+                continue
+            seconds = figure.pop("median")
+            over = "" if floor is None else f", floor {floor * 1e3:.2f}, x {seconds / floor:.2f}"
+            print(f"{name} {seconds * 1e3:8.2f} ms{over}", flush=True)
+            case = {"part": part.name, "kernels": kernels, "batch": slots}
+            yield report.row(case, "time", "s", seconds, **figure, floor=floor)
+        del cache, chosen, programs
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.forward", description="Time forwards of a whole model.")
@@ -123,8 +155,7 @@ def main(given: Sequence[str] | None = None) -> int:
         file = report.file_of("forward", options, p)
     except ValueError as error:
         p.error(str(error))
-    failed, lengths = False, Lengths()
-    device = roofline.DEVICES.get(report.hardware())
+    lengths = Lengths()
     settings = {
         "prompt": lengths.prompt,
         "response": lengths.response,
@@ -132,33 +163,15 @@ def main(given: Sequence[str] | None = None) -> int:
         "dtype": jnp.dtype(dtype).name,
     }
     rows: list[dict[str, Any]] = []
-    model = random_model(config, dtype, "xla")
-    for slots in options.slots:
-        every = (*parts(config, slots, lengths), prefill(config, slots, lengths))
-        wanted = [part for part in every if part.name in (options.parts or {part.name})]
-        for kernels in names:
-            chosen = from_parameters(config, parameters_of(model), kernels=choose(kernels))
-            cache = allocate(config, slots=slots, capacity=lengths.capacity, dtype=jnp.dtype(dtype))
-            with ThreadPoolExecutor() as pool:  # done before anything is timed
-                programs = [pool.submit(compile, chosen, part, cache) for part in wanted]
-            for part, program in zip(wanted, programs, strict=True):
-                floor = None if device is None else part.work.floor(device)
-                try:
-                    figure, cache = measure(program.result(), cache, options.repeats)
-                except Exception as error:  # out of memory, a kernel that does not compile: the others still count
-                    failed = True
-                    print(f"{part.name:22} {kernels:7} batch {slots:3}: FAILED {str(error).splitlines()[0][:120]}")
-                    cache = allocate(config, slots=slots, capacity=lengths.capacity, dtype=jnp.dtype(dtype))
-                    continue
-                case = {"part": part.name, "kernels": kernels, "batch": slots}
-                rows.append(report.row(case, "time", "s", figure.pop("median"), **figure, floor=floor))
-                over = "" if floor is None else f", floor {floor * 1e3:.2f}, x {rows[-1]['median'] / floor:.2f}"
-                print(
-                    f"{part.name:22} {kernels:7} batch {slots:3}: {rows[-1]['median'] * 1e3:8.2f} ms{over}", flush=True
-                )
-                if file is not None:
-                    report.write_part(file, settings=settings, rows=rows)
-            del cache, chosen, programs
+    failed = False
+    with report.kept(file, rows):
+        for found in measured(random_model(config, dtype, "xla"), options, names, lengths):
+            failed |= found is None
+            if found is None:
+                continue
+            rows.append(found)
+            if file is not None:
+                report.write_part(file, settings=settings, rows=rows)
     if file is not None and rows:
         report.finish(file)
     return 1 if failed else 0

@@ -464,7 +464,8 @@ def main(given: Sequence[str] | None = None) -> int:
         print("no measured ceilings for this device in benchmarks/roofline.py: no floors")
     file = options.output
     to, started = Measurements(), time.perf_counter()
-    with ThreadPoolExecutor(WORKERS) as pool:
+    written: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(WORKERS) as pool, report.kept(file, written):
         bench = Bench(repeats=options.repeats, seed=options.seed, device=device, tiny=options.tiny, pool=pool)
         if options.sweep:
             for op in options.ops:
@@ -474,6 +475,7 @@ def main(given: Sequence[str] | None = None) -> int:
                 measure(OPS[op](sizes), bench, kernel, to)
                 if file is not None and to.rows:  # after each operation: a run that is cut off has what it measured
                     report.write_part(file, settings=settings, rows=to.rows)
+                    written[:] = to.rows
     if file is not None and to.rows and not options.sweep:
         report.finish(file)
         print(f"wrote {file}")

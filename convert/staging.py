@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def check_new(destination: Path) -> None:
-    """Raise ValueError if `destination` exists: nothing is ever overwritten."""
+    """Raise ValueError if `destination` exists (nothing is overwritten), or a file is where its folder would be."""
+    if in_the_way := next((folder for folder in destination.parents if folder.is_file()), None):
+        raise ValueError(f"{destination}: {in_the_way} is a file: give a destination in a folder")
     if destination.exists() or destination.is_symlink():
         raise ValueError(f"{destination} exists: give a new destination, or remove it first")
 

@@ -37,6 +37,7 @@ def test_a_small_run_writes_whole_results(tmp_path: Path, capsys: pytest.Capture
         (["--task", "gsm8k"], "--data"),
         (["--data", "somewhere"], "--data somewhere: task word_problems is made, not read"),
         (["--shots", "-1"], "--shots: '-1': expected an integer"),
+        (["--shots", "4", "99999999"], "--shots 99999999: the model's context of"),
         (["--problems", "3", "--batch", "4"], "3 problems are too few for --batch 4"),
         (["--gen-length", "32", "5000"], "more than the model's context"),
         (["--methods", "--presets"], "no methods"),
