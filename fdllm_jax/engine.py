@@ -18,6 +18,7 @@ import convert
 from fdllm_jax import batching, exchange, memory
 from fdllm_jax.batching import Load, Program
 from fdllm_jax.decoding.methods import Method, method_of
+from fdllm_jax.decoding.passes import narrower
 from fdllm_jax.job import Interrupted, Job, Refusal, Result, Watcher
 from fdllm_jax.model import LLaDA, from_parameters
 from fdllm_jax.requests import Limits, Prompts
@@ -117,8 +118,8 @@ class LLM:
         self.slots: int | Literal["auto"] | None = int(slots) if isinstance(slots, Integral) else slots
         self.capacity = None if capacity is None else int(capacity)
         self._graphdef, self._parameters = nnx.split(model)
-        self._programs: dict[tuple[int, int, Method], Program] = {}
-        self._locks: dict[tuple[int, int, Method], Lock] = {}
+        self._programs: dict[tuple[int, int, Method, int | None], Program] = {}
+        self._locks: dict[tuple[int, int, Method, int | None], Lock] = {}
         self._weights = memory.bytes_of(self._parameters)
         self.compile_seconds = 0.0
         self.plan: memory.Plan | None = None  # of the program asked for last
@@ -176,7 +177,7 @@ class LLM:
 
     @property
     def programs(self) -> int:
-        """How many programs are compiled: one for each method, number of slots and capacity that was asked for."""
+        """How many programs are compiled: one for each method, number of slots, capacity and narrower pass."""
         return len(self._programs)
 
     def compile(
@@ -201,17 +202,18 @@ class LLM:
             raise ValueError("; ".join(of_prompt.format(refusal) for refusal in refusals))
         return jobs
 
-    def _plan(self, jobs: Sequence[Job]) -> tuple[int, int, Method]:
-        """Slots, capacity and method of the program that decodes the jobs."""
+    def _plan(self, jobs: Sequence[Job]) -> tuple[int, int, Method, int | None]:
+        """Slots, capacity, method and narrower pass (`passes.narrower`) of the program that decodes the jobs."""
         capacity = self.capacity
         if capacity is None:
             needed = max(job.length for job in jobs)
             capacity = min(-(-needed // CAPACITY_STEP) * CAPACITY_STEP, self.config.max_sequence_length)
         method = self._method(jobs)
-        slots = self._fitting(len(jobs), capacity, method) if self.slots == "auto" else self.slots
-        return slots or min(len(jobs), MOST_SLOTS), capacity, method
+        narrow = narrower(self.config, [job.length for job in jobs], capacity)
+        slots = self._fitting(len(jobs), capacity, method, narrow) if self.slots == "auto" else self.slots
+        return slots or min(len(jobs), MOST_SLOTS), capacity, method, narrow
 
-    def _fitting(self, jobs: int, capacity: int, method: Method) -> int:
+    def _fitting(self, jobs: int, capacity: int, method: Method, narrow: int | None) -> int:
         """Slots for `jobs` jobs that the device has memory for, by the compiled program's own account."""
         free = memory.free_bytes()
         if free is None:
@@ -220,7 +222,7 @@ class LLM:
         cache = memory.cache_bytes(self.config, capacity=capacity, itemsize=self.dtype.itemsize)
         slots = max(1, min(jobs, MOST_AUTOMATIC_SLOTS, int(room // cache)))
         while slots > 1:
-            plan = self._program(slots, capacity, method).plan
+            plan = self._program(slots, capacity, method, narrow).plan
             if (needed := slots * plan.cache + plan.work_space) <= room:
                 break
             slots = max(1, min(slots - 1, int(slots * room / needed)))
@@ -240,10 +242,10 @@ class LLM:
             )
         return methods[0]
 
-    def _program(self, slots: int, capacity: int, method: Method) -> Program:
+    def _program(self, slots: int, capacity: int, method: Method, narrow: int | None) -> Program:
         if slots * capacity >= MOST_ROWS:
             raise ValueError(f"{slots=} of {capacity=} are more than {MOST_ROWS - 1} cache rows: use fewer slots")
-        key = (slots, capacity, method)
+        key = (slots, capacity, method, narrow)
         with self._locks.setdefault(key, Lock()):  # threads that ask for the same wait for one to compile it
             if key not in self._programs:
                 began = time.perf_counter()
@@ -252,10 +254,9 @@ class LLM:
         self.plan = self._programs[key].plan
         return self._programs[key]
 
-    def _compiled(self, slots: int, capacity: int, method: Method) -> Program:
-        start = partial(
-            exchange.empty, config=self.config, slots=slots, capacity=capacity, dtype=self.dtype, method=method
-        )
+    def _compiled(self, slots: int, capacity: int, method: Method, narrow: int | None) -> Program:
+        sizes = {"slots": slots, "capacity": capacity, "narrow": narrow}
+        start = partial(exchange.empty, config=self.config, dtype=self.dtype, method=method, **sizes)
         lowered = exchange.advance.lower(
             self._parameters,
             jax.eval_shape(start),

@@ -71,10 +71,13 @@ class Report(NamedTuple):
         )  # fmt: skip
 
 
-@partial(jax.jit, static_argnames=("config", "slots", "capacity", "dtype", "method"))
-def empty(*, config: ModelConfig, slots: int, capacity: int, dtype: jnp.dtype, method: Method) -> DecodeState:
+@partial(jax.jit, static_argnames=("config", "slots", "capacity", "dtype", "method", "narrow"))
+def empty(
+    *, config: ModelConfig, slots: int, capacity: int, dtype: jnp.dtype, method: Method, narrow: int | None = None
+) -> DecodeState:
     """A state with no live slot, made on the device."""
-    return empty_state(config, slots=slots, capacity=capacity, dtype=dtype, memory=method.memory(slots))
+    memory = method.memory(slots)
+    return empty_state(config, slots=slots, capacity=capacity, dtype=dtype, memory=memory, narrow=narrow)
 
 
 @partial(jax.jit, static_argnames=("graphdef", "method", "mask_token_id"), donate_argnames="state")

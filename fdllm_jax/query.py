@@ -78,7 +78,7 @@ def packed_query(
         write=real,
         block_table=jnp.stack([of_block, length[of_block], first[of_block], length[of_block]], axis=-1),
         score_rows=None if scored is None else real & scored[slot, position],
-        block_rows=capacity,
+        block_rows=min(rows, capacity),
         most_scored=most_scored,
         track_layers=track_layers,
     )

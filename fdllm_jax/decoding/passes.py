@@ -3,11 +3,14 @@
 Every pass returns the activations of the positions asked for, and, if asked, the attention that positions got.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fdllm_jax.config import ModelConfig
@@ -22,6 +25,8 @@ from pallas_kernels import HeadStatistics, Noise
 # alone; a size that fits each time would round a sequence's sums by its batch mates.
 PACKED_WORK, MOST_PACKED_ROWS = 2**42, 4096
 SHORT = 128  # tokens of a sequence: a pass has as many blocks as sequences of this length fit
+WORTH = 2**50  # multiply-adds, some seconds: about as long as it takes to compile a pass of another number of rows
+NARROW_STEP = 128  # rows between the sizes of a narrower pass that are weighed
 
 
 class Seen(NamedTuple):
@@ -46,8 +51,24 @@ class Tracking(NamedTuple):
 
 def packed_rows(config: ModelConfig) -> int:
     """Rows of a pass over whole sequences that may hold several: 512 at LLaDA-8B's size."""
-    weights = config.n_layers * config.d_model * (4 * config.d_model + 3 * config.mlp_size)
-    return min(MOST_PACKED_ROWS, PACKED_WORK // weights // 128 * 128)
+    return min(MOST_PACKED_ROWS, PACKED_WORK // _work_of_row(config) // 128 * 128)
+
+
+def narrower(config: ModelConfig, lengths: Sequence[int], capacity: int) -> int | None:
+    """Rows of a second, narrower pass over whole sequences of these lengths: where they save the most.
+
+    None where that is less than `WORTH` if every sequence is computed once, or a pass holds several as it is.
+    """
+    sizes = np.arange(packed_rows(config), capacity, NARROW_STEP)
+    saved = [int(np.sum(np.asarray(lengths) <= size)) * (capacity - int(size)) for size in sizes]
+    if not saved or max(saved) * _work_of_row(config) < WORTH:
+        return None
+    return int(sizes[np.argmax(saved)])
+
+
+def _work_of_row(config: ModelConfig) -> int:
+    """Multiply-adds of the layers' weights."""
+    return config.n_layers * config.d_model * (4 * config.d_model + 3 * config.mlp_size)
 
 
 def whole(
@@ -62,20 +83,19 @@ def whole(
     """Compute whole sequences of the slots `which`, and write their cache rows.
 
     As many sequences as fit are packed into a pass of a fixed number of rows, and there are as many passes as it
-    takes; none, if there is no such slot. tokens: in place of the state's.
+    takes; none, if there is no such slot. Where the state has a narrower pass too, a sequence's own length says which
+    is its own, so that its sums are rounded alike whatever the others are. tokens: in place of the state's.
     """
     slots, capacity = state.tokens.shape
-    rows = min(slots * capacity, max(capacity, packed_rows(model.config)))
-    most = min(slots, max(1, rows // SHORT))
     tokens = state.tokens if tokens is None else tokens
     marked, most_scored, layers = tracking or (None, None, None)
 
     def left(carry: tuple) -> Array:
         return jnp.any(carry[0])
 
-    def one_pass(carry: tuple) -> tuple:
+    def one_pass(rows: int, carry: tuple) -> tuple:
         pending, hidden, scores, cache = carry
-        length = jnp.where(pending, state.length, 0)
+        length, most = jnp.where(pending, state.length, 0), min(slots, max(1, rows // SHORT))
         fits = pending & (jnp.cumsum(length) <= rows) & (jnp.cumsum(pending) <= most)
         of_those = {"rows": rows, "most": most, "scored": marked, "most_scored": most_scored, "track_layers": layers}
         query, first = packed_query(tokens, jnp.where(fits, length, 0), **of_those)
@@ -88,7 +108,13 @@ def whole(
 
     hidden = jnp.zeros((*wanted.shape, model.config.d_model), model.embedding[...].dtype)
     scores = None if marked is None else jnp.zeros((slots, capacity), jnp.float32)
-    _, hidden, scores, cache = jax.lax.while_loop(left, one_pass, (which, hidden, scores, state.cache))
+    cache, sizes = state.cache, [(min(slots * capacity, max(capacity, packed_rows(model.config))), which)]
+    if state.narrow is not None:
+        short = which & (state.length <= state.narrow)
+        sizes = [(state.narrow, short), (sizes[0][0], which & ~short)]
+    for rows, its in sizes:
+        carry = its, hidden, scores, cache
+        _, hidden, scores, cache = jax.lax.while_loop(left, partial(one_pass, rows), carry)
     return Seen(hidden, scores), replace(state, cache=cache, forwards=state.forwards + which.astype(jnp.int32))
 
 

@@ -1,6 +1,6 @@
 """The decode state: all that the loop carries, for a fixed number of slots of a fixed capacity."""
 
-from dataclasses import replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -91,6 +91,7 @@ class DecodeState:
     live: slots that are still decoding. A slot that is not live takes part in nothing and does not change.
     step: denoising steps done. forwards: passes in which the slot had rows.
     memory: what the method keeps between steps, a pytree of its own with a leading axis of slots.
+    narrow: rows of a pass over whole sequences that are no longer, where that is worth a pass of its own; or None.
     """
 
     tokens: Int[Array, "slots capacity"]
@@ -103,6 +104,7 @@ class DecodeState:
     trace: Trace
     cache: KVCache
     memory: Any
+    narrow: int | None = field(default=None, metadata={"static": True})
 
     @property
     def length(self) -> Int[Array, "slots"]:
@@ -115,8 +117,10 @@ class DecodeState:
         return jnp.where(self.live, self.length, 0)
 
 
-def empty_state(config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dtype, memory: Any) -> DecodeState:
-    """A state with no live slot. memory: the method's, as at the start."""
+def empty_state(
+    config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dtype, memory: Any, narrow: int | None = None
+) -> DecodeState:
+    """A state with no live slot. memory: the method's, as at the start. narrow: see `passes.narrower`."""
 
     def zeros(dtype: DTypeLike, *shape: int) -> Array:
         return jnp.zeros((slots, *shape), dtype)
@@ -133,6 +137,7 @@ def empty_state(config: ModelConfig, *, slots: int, capacity: int, dtype: jnp.dt
         trace=Trace(step=zeros(i32, capacity), rule=zeros(i32, capacity), confidence=zeros(f32, capacity)),
         cache=allocate(config, slots=slots, capacity=capacity, dtype=dtype),
         memory=memory,
+        narrow=narrow,
     )
 
 

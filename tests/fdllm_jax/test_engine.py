@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fdllm_jax import LLM, Refusal, Result, Settings
+from fdllm_jax.decoding import passes
 from fdllm_jax.engine import SHIPPED
 from fdllm_jax.job import Snapshot
 from tests.reference.model import ReferenceLLaDA
@@ -90,6 +91,20 @@ def test_what_is_compiled_ahead_is_not_compiled_again() -> None:
     for one in settings:
         assert len(llm.generate(["three"], one)) == 1
     assert llm.compile_seconds == before
+
+
+def test_a_narrower_pass_for_shorter_prompts_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MOST_PACKED_ROWS", 16)
+    prompts, settings = [*QUESTIONS, " ".join(4 * QUESTIONS)], Settings(gen_length=16)
+    llm, found = LLM(slots=2, dtype="float32", kernels="xla"), []
+    for worth in (passes.WORTH, 1):
+        monkeypatch.setattr(passes, "WORTH", worth)
+        results = llm.generate(prompts, settings)
+        found.append([(r.token_ids, r.step_of, r.forwards) for r in results])
+    wide, narrow = (program.start().narrow for program in llm._programs.values())
+    *short, long = (len(result.prompt_ids) + 16 for result in results)
+    assert wide is None and max(short) <= narrow < long
+    assert found[0] == found[1]
 
 
 def test_some_with_temperature_and_some_without_share_a_batch(llm: LLM) -> None:

@@ -523,10 +523,21 @@ def every_method() -> list[Settings]:
     ]
 
 
-@pytest.mark.parametrize("settings", every_method(), ids=lambda settings: settings.method)
+NARROW = 24  # two of the four first sequences are no longer
+
+
+@pytest.mark.parametrize(
+    ("settings", "narrow"),
+    [
+        *((settings, None) for settings in every_method()),
+        *((s, NARROW) for s in every_method() if s.method in ("llada", "fast-dllm-dual", "flash-dllm")),
+    ],
+    ids=lambda given: given.method if isinstance(given, Settings) else f"narrow {given}",
+)
 @pytest.mark.usefixtures("several_packed_passes")
-def test_alone_equals_batch_and_refills(model: LLaDA, settings: Settings) -> None:
+def test_alone_equals_batch_and_refills(model: LLaDA, settings: Settings, narrow: int | None) -> None:
     """Bit for bit, in any slot, next to slots that start, go on and have finished."""
+    nothing = replace(empty(model, SLOTS, CAPACITY, settings), narrow=narrow)
     graphdef, parameters = nnx.split(model)
     method = method_of(settings, eos_ids=EOS_IDS)
 
@@ -534,7 +545,7 @@ def test_alone_equals_batch_and_refills(model: LLaDA, settings: Settings) -> Non
         return response(state, slot), int(state.step[slot]), int(state.forwards[slot])
 
     queue = [(prompt, replace(settings, seed=i)) for i, prompt in enumerate([*prompts(0), *prompts(1)[2:]])]
-    state, where, together = empty(model, SLOTS, CAPACITY, settings), {}, {}
+    state, where, together = jax.tree.map(jnp.copy, nothing), {}, {}
     for index, request in enumerate(queue[:SLOTS]):
         state, where[index] = put(model, state, index, *request), index
     assert int(jnp.sum(state.length)) > passes.MOST_PACKED_ROWS
@@ -549,7 +560,7 @@ def test_alone_equals_batch_and_refills(model: LLaDA, settings: Settings) -> Non
                 state = put(model, state, slot, *queue[waiting.pop(0)])
     for index, request in enumerate(queue):
         slot = (index + 1) % SLOTS
-        alone = decode(model, put(model, empty(model, SLOTS, CAPACITY, settings), slot, *request), settings, EOS_IDS)
+        alone = decode(model, put(model, jax.tree.map(jnp.copy, nothing), slot, *request), settings, EOS_IDS)
         assert outcome(alone, slot) == together[index]
 
 
@@ -559,16 +570,17 @@ def test_several_packed_passes_leave_what_one_does(
     state = start(model, Settings(method="threshold", gen_length=15), 0)
     which, wanted = jnp.array([True, True, False, True]), jnp.broadcast_to(jnp.arange(3, 9), (SLOTS, 6))
     tracking, found, calls = passes.Tracking(state.masked, state.masked.shape[1], None), [], []
-    for rows, short in ((4096, 1), (48, 1), (1, 1), (4096, 4096)):
+    cases = (4096, 1, None), (48, 1, None), (1, 1, None), (4096, 4096, None), (4096, 1, NARROW), (48, 1, NARROW)
+    for rows, short, narrow in cases:
         monkeypatch.setattr(passes, "MOST_PACKED_ROWS", rows)
         monkeypatch.setattr(passes, "SHORT", short)
         seen.clear()
         one = jax.jit(lambda state: passes.whole(model, state, which, wanted, tracking=tracking))
-        result, after = jax.block_until_ready(one(state))
+        result, after = jax.block_until_ready(one(replace(state, narrow=narrow)))
         jax.effects_barrier()
         calls.append(len(seen))
         found.append((result.hidden[which], result.scores, after.cache, after.forwards))
-    assert calls == [1, 2, 3, 3]
+    assert calls == [1, 2, 3, 3, 2, 3]
     for other in found[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found[0], other)
 
