@@ -95,7 +95,7 @@ def test_what_is_compiled_ahead_is_not_compiled_again() -> None:
 
 def test_a_narrower_pass_for_shorter_prompts_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "MOST_PACKED_ROWS", 16)
-    prompts, settings = [*QUESTIONS, " ".join(4 * QUESTIONS)], Settings(gen_length=16)
+    prompts, settings = [*QUESTIONS, " ".join(4 * QUESTIONS)], Settings(method="threshold", gen_length=16)
     llm, found = LLM(slots=2, dtype="float32", kernels="xla"), []
     for worth in (passes.WORTH, 1):
         monkeypatch.setattr(passes, "WORTH", worth)

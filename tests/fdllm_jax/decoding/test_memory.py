@@ -34,8 +34,10 @@ def model(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> LLaDA:
     return load(random_checkpoint(directory, seed=1, **shape), kernels=kernels)
 
 
-@pytest.mark.parametrize("narrow", [None, 80])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "narrow"),
+    [*((name, None) for name in METHODS), ("llada", 80), ("fast-dllm-dual", 80), ("flash-dllm-onepass", 80)],
+)
 def test_the_cache_is_never_copied_and_only_windows_have_logits(
     model: LLaDA, name: str, narrow: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
