@@ -188,7 +188,7 @@ SHOWN = ("flash-dllm", "flash-dllm:mask_window=32,track_budget=32", "balanced") 
 def kernels_of_iteration() -> str:
     """At LLaDA-8B's shape: what an iteration's kernels take, by kind."""
     found: dict[tuple[int, str], dict[str, float]] = {}
-    of, products = of_cases("decoding_8b"), {}
+    of, cases = of_cases("decoding_8b"), dict[tuple[int, str], Mapping[str, Any]]()
     for row in rows_of("decoding_8b"):
         case = row["case"]
         if row["metric"] != "device_time" or case["name"] not in SHOWN:
@@ -196,11 +196,11 @@ def kernels_of_iteration() -> str:
         kind = next(kind for kind, starts in KERNELS.items() if case["kernel"].startswith(starts))
         its = found.setdefault((case["batch"], case["name"]), dict.fromkeys(KERNELS, 0.0))
         its[kind] += row["median"]
-        products[case["batch"], case["name"]] = floor_of_products(case)
+        cases[case["batch"], case["name"]] = case
     lines = [f"| batch | method | iteration | its kernels |{''.join(f' {kind} |' for kind in KERNELS)}"]
     lines.append(f"|{'---|' * (4 + len(KERNELS))}")
     for (batch, name), its in found.items():
-        over = f" ({its['products'] / products[batch, name]:.2f}x)"
+        over = f" ({its['products'] / floor_of_products(cases[batch, name]):.2f}x)"
         cells = [str(batch), f"`{name}`", f"{1e3 * of[batch, name]['iteration']['median']:.1f}"]
         cells += [f"{1e3 * sum(its.values()):.1f}"]
         cells += [f"{1e3 * seconds:.1f}{over if kind == 'products' else ''}" for kind, seconds in its.items()]

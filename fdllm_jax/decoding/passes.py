@@ -108,10 +108,11 @@ def whole(
 
     hidden = jnp.zeros((*wanted.shape, model.config.d_model), model.embedding[...].dtype)
     scores = None if marked is None else jnp.zeros((slots, capacity), jnp.float32)
-    cache, sizes = state.cache, [(min(slots * capacity, max(capacity, packed_rows(model.config))), which)]
+    cache, widest = state.cache, min(slots * capacity, max(capacity, packed_rows(model.config)))
+    sizes = [(widest, which)]
     if state.narrow is not None:
         short = which & (state.length <= state.narrow)
-        sizes = [(state.narrow, short), (sizes[0][0], which & ~short)]
+        sizes = [(state.narrow, short), (widest, which & ~short)]
     for rows, its in sizes:
         carry = its, hidden, scores, cache
         _, hidden, scores, cache = jax.lax.while_loop(left, partial(one_pass, rows), carry)
