@@ -133,13 +133,14 @@ def iterations() -> str:
     return "\n".join(lines) + "\n"
 
 
-def of_cases(name: str) -> dict[tuple[int, str], dict[str, Mapping[str, Any]]]:
-    """The rows of `benchmarks.decoding` by batch and method, then by part or metric."""
-    found: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
+def of_cases(name: str, *by: str) -> dict[tuple[Any, ...], dict[str, Mapping[str, Any]]]:
+    """The rows of `benchmarks.decoding` by batch and method, or other settings, then by part or metric."""
+    found: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for row in rows_of(name):
         case = row["case"]
         if row["metric"] != "share_of_iterations":
-            found.setdefault((case["batch"], case["name"]), {})[case.get("part", row["metric"])] = row
+            key = tuple(case[setting] for setting in by or ("batch", "name"))
+            found.setdefault(key, {})[case.get("part", row["metric"])] = row
     return found
 
 
@@ -151,11 +152,6 @@ def large() -> str:
         f"|{'---|' * 11}",
     ]
     for (batch, name), of in of_cases("decoding_8b").items():
-        forwards = [
-            f"{1e3 * of[part]['median']:.1f} ({of[part]['median'] / of[part]['floor']:.2f}x)"
-            for part in PARTS
-            if part in of and part != "rest"
-        ]
         cells = [
             str(batch),
             f"`{name}`",
@@ -165,10 +161,55 @@ def large() -> str:
             f"{of['tokens_per_step']['median']:.2f}",
             f"{of['tokens_per_forward']['median']:.2f}",
             _range(of["iteration"], 1e3, ".1f"),
-            " + ".join(forwards),
+            " + ".join(_over_floor(of[part]) for part in PARTS if part in of and part != "rest"),
             f"{1e3 * of['prefill']['median']:,.0f}",
             f"{1e-9 * of['planned_memory']['median']:.1f}",
         ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _over_floor(time: Mapping[str, Any]) -> str:
+    """Milliseconds, and over their floor."""
+    return f"{1e3 * time['median']:,.1f} ({time['median'] / time['floor']:.2f}x)"
+
+
+def scale(name: str, setting: str, heading: str) -> str:
+    """At LLaDA-8B's shape: what one method's iteration, prefill and memory grow to with a setting of the cases."""
+    lines = [
+        f"| {heading} | right | decode tokens/s | with prefill | iteration, ms | draft, ms (over its floor) "
+        "| verify, ms (over its floor) | prefill, ms (over its floor) | memory, GB |",
+        f"|{'---|' * 9}",
+    ]
+    for (value,), of in sorted(of_cases(name, setting).items()):
+        decoding, iteration = of.get("decode_tokens_per_second"), of.get("iteration")  # where all slots were live
+        cells = [
+            f"{value:,}",
+            f"{of['accuracy']['median']:.1%}",
+            "-" if decoding is None else f"{decoding['median']:,.0f}",
+            f"{of['tokens_per_second']['median']:,.0f}",
+            "-" if iteration is None else f"{1e3 * iteration['median']:.1f}",
+            *(_over_floor(of[part]) for part in ("draft", "verify", "prefill")),
+            f"{1e-9 * of['planned_memory']['median']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def grown() -> str:
+    """Accuracy and tokens of the grown checkpoint, beside the small one it is grown from."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows_of("accuracy_8b"):
+        against = (row["baseline"] or {"name": "small.jsonl"})["name"]
+        if against == "small.jsonl":  # not another method
+            found.setdefault(row["case"]["method"], {})[row["metric"]] = row
+    lines = [
+        "| method | accuracy | against the small checkpoint, points | tokens per step | per forward |",
+        f"|{'---|' * 5}",
+    ]
+    for name, of in found.items():
+        cells = [f"`{name}`", f"{of['accuracy']['median']:.1%}", _points(of["accuracy_difference"])]
+        cells += [f"{of[f'tokens_per_{per}']['median']:.2f}" for per in ("step", "forward")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -343,6 +384,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "iterations": iterations,
     "batching": batching,
     "large": large,
+    "grown": grown,
+    "batches": partial(scale, "decoding_8b_batches", "batch", "batch"),
+    "lengths": partial(scale, "decoding_8b_lengths", "prompt_tokens", "tokens of a prompt"),
     "iteration_kernels": kernels_of_iteration,
     "peers": beside_peers,
     "kernels": partial(timed, "kernels", "operation", "us", 1e-6),

@@ -1,6 +1,7 @@
 """The committed results are whole, and the documents' tables are made from them."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,32 @@ def test_refilled_slots_keep_their_promises() -> None:
             case "programs":
                 assert row["median"] <= 8
     assert {row["metric"] for row in rows} > {"speedup", "occupancy", "host_share", "programs"}
+
+
+def test_figures_at_llada_8bs_size_are_whole_and_keep_their_promises() -> None:
+    of = tables.of_cases("decoding_8b")
+    methods = {"flash-dllm", "flash-dllm:mask_window=32,track_budget=32", "flash-cache", "fast-dllm-dual"}
+    assert set(of) == set(product((1, 8, 32), methods | {"quality", "balanced", "fast"}))
+    parts = {"iteration", "rest", "prefill", "call", "decode_tokens_per_second", "tokens_per_second", "tokens_per_step"}
+    for case in of.values():
+        assert set(case) >= parts | {"tokens_per_forward", "accuracy", "planned_memory"}
+        settings = case["iteration"]["case"]
+        assert settings["synthetic"] and settings["shots"] == 8 and settings["gen_length"] == 256
+    speed = {key: case["decode_tokens_per_second"]["median"] for key, case in of.items()}
+    assert speed[1, "flash-dllm"] > 500 and speed[32, "flash-dllm"] > 1300 and speed[1, "balanced"] > 800
+    shape = roofline.LLADA_8B
+    weights = 2 * (shape.layers * shape.layer_weights + 2 * shape.vocab * shape.d_model)
+    for batch in (1, 8, 32):
+        cache = batch * 1344 * 2 * 2 * shape.layers * shape.heads * shape.head_dim
+        assert of[batch, "flash-dllm"]["planned_memory"]["median"] <= 1.1 * (weights + cache)
+    assert {batch for (batch,) in tables.of_cases("decoding_8b_batches", "batch")} == {1, 2, 4, 8, 16, 32, 64}
+
+
+def test_the_grown_checkpoint_is_as_accurate_as_the_small_one() -> None:
+    rows = [row for row in tables.rows_of("accuracy_8b") if row["metric"] == "accuracy_difference"]
+    differences = [row for row in rows if row["baseline"]["name"] == "small.jsonl"]
+    assert {row["case"]["method"] for row in differences} == {"flash-dllm", "balanced"}
+    assert all(abs(row["median"]) <= 0.01 and row["repeats"] == 2000 for row in differences)
 
 
 def test_proportions_have_wilson_intervals(tmp_path: Path) -> None:
