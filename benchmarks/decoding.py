@@ -217,7 +217,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _shots(text: str) -> int:
-    return 0 if text == "0" else command_line.count(text)
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 0")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -231,6 +233,7 @@ def _run(options: argparse.Namespace) -> None:
         raise ValueError(f"--data {options.data}: task {suite.name} is made, not read: leave it out")
     if options.shots and suite.with_shots is None:
         raise ValueError(f"--shots: the prompts of task {suite.name} have their own number of examples: leave it out")
+    variants(options.methods, options.presets, lengths_asked(options, options.gen_length[0]))  # refused before all else
     items = suite.items(options.data, options.problems)[: options.problems]
     if len(items) < max(options.batch):
         raise ValueError(
@@ -263,6 +266,11 @@ def _run(options: argparse.Namespace) -> None:
             decoding_plot.write(file.with_suffix(".png"), rows, title)
         except ImportError as error:
             print(f"{PROGRAM}: no decoding.png: {error}; pip install 'fdllm-jax[plot]'", file=sys.stderr)
+
+
+def lengths_asked(options: argparse.Namespace, gen_length: int) -> argparse.Namespace:
+    """The lengths of a case, as `variants` takes them."""
+    return argparse.Namespace(gen_length=gen_length, block_length=options.block_length)
 
 
 def engine_of(options: argparse.Namespace) -> tuple[Callable[[int], LLM], dict[str, Any]]:
@@ -299,8 +307,7 @@ def cases_of(llm: LLM, suite: Suite, items: Sequence[Item], options: argparse.Na
         raise ValueError(f"--shots {max(asked)}: the model's context of {most} tokens does not hold as many examples")
     cases, left_out = [], dict[str, None]()
     for shots, gen_length in product(dict.fromkeys(asked), dict.fromkeys(options.gen_length)):
-        lengths = argparse.Namespace(gen_length=gen_length, block_length=options.block_length)
-        chosen, _ = variants(options.methods, options.presets, lengths)
+        chosen, _ = variants(options.methods, options.presets, lengths_asked(options, gen_length))
         shown = items if suite.with_shots is None else suite.with_shots(items, shots)
         ids = encode(llm, [item.prompt for item in shown], gen_length, raw=not suite.task.chat_template)
         about = {"task": suite.name, "synthetic": suite.is_synthetic, "shots": shots}

@@ -3,6 +3,7 @@
 `python -m benchmarks.loading` makes a 1 GB checkpoint in a temporary directory and writes results/loading.json.
 """
 
+import signal
 import statistics
 import tempfile
 import time
@@ -89,4 +90,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is temporary is cleared away
     main()

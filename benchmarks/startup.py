@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _once(options: argparse.Namespace) -> None:
     """The seconds of this process."""
+    if options.output is not None:
+        raise ValueError(f"--output {options.output}: --once prints its seconds and writes none: leave one out")
     moments = [time.perf_counter()]
     command_line.use_compilation_cache()
     llm = LLM(options.model, dtype=options.dtype, kernels=options.kernels)

@@ -3,9 +3,9 @@
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is replaced whole.
 """
 
-import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any
 from benchmarks import peers, roofline
 from benchmarks.decoding_plot import PARTS
 from benchmarks.report import RESULTS
+from fdllm_jax import command_line
 
+PROGRAM = "benchmarks.tables"
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
     ROOT / "README.md",
@@ -24,11 +26,16 @@ DOCUMENTS = (
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
 
 
-def main() -> None:
-    """Bring every document's tables up to date."""
-    argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__).parse_args()
-    for document in DOCUMENTS:
-        document.write_text(filled(document.read_text(encoding="utf-8")), encoding="utf-8")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Bring every document's tables up to date; returns the exit code: 0, or 2 for results that cannot be read."""
+    command_line.Parser(PROGRAM, "The documents' tables, from the results.").parse_args(arguments)
+    return command_line.run(PROGRAM, _run)
+
+
+def _run() -> None:
+    texts = {document: filled(document.read_text(encoding="utf-8")) for document in DOCUMENTS}
+    for document, text in texts.items():
+        document.write_text(text, encoding="utf-8")
 
 
 def filled(text: str) -> str:
@@ -39,8 +46,12 @@ def filled(text: str) -> str:
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """The rows of a results file."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    """The rows of a results file. Raises ValueError and OSError for one that is damaged or not there."""
+    file = RESULTS / f"{name}.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["rows"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected a benchmark's results, whole: make it anew ({error})") from error
 
 
 def small_model() -> str:
@@ -148,8 +159,8 @@ def large() -> str:
     """At LLaDA-8B's shape: tokens per second and step, what an iteration takes, memory and accuracy."""
     lines = [
         "| batch | method | right | decode tokens/s | with prefill | tokens per step | per forward | iteration, ms "
-        "| its forwards, ms (over their floors) | prefill, ms | memory, GB |",
-        f"|{'---|' * 11}",
+        "| its forwards, ms (over their floors) | the rest, ms | prefill, ms (over its floor) | memory planned, GB |",
+        f"|{'---|' * 12}",
     ]
     for (batch, name), of in of_cases("decoding_8b").items():
         cells = [
@@ -162,7 +173,8 @@ def large() -> str:
             f"{of['tokens_per_forward']['median']:.2f}",
             _range(of["iteration"], 1e3, ".1f"),
             " + ".join(_over_floor(of[part]) for part in PARTS if part in of and part != "rest"),
-            f"{1e3 * of['prefill']['median']:,.0f}",
+            f"{1e3 * of['rest']['median']:.1f}",
+            _over_floor(of["prefill"]),
             f"{1e-9 * of['planned_memory']['median']:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -178,7 +190,7 @@ def scale(name: str, setting: str, heading: str) -> str:
     """At LLaDA-8B's shape: what one method's iteration, prefill and memory grow to with a setting of the cases."""
     lines = [
         f"| {heading} | right | decode tokens/s | with prefill | iteration, ms | draft, ms (over its floor) "
-        "| verify, ms (over its floor) | prefill, ms (over its floor) | memory, GB |",
+        "| verify, ms (over its floor) | prefill, ms (over its floor) | memory planned, GB |",
         f"|{'---|' * 9}",
     ]
     for (value,), of in sorted(of_cases(name, setting).items()):
@@ -198,18 +210,23 @@ def scale(name: str, setting: str, heading: str) -> str:
 
 def grown() -> str:
     """Accuracy and tokens of the grown checkpoint, beside the small one it is grown from."""
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in rows_of("accuracy_8b"):
-        against = (row["baseline"] or {"name": "small.jsonl"})["name"]
-        if against == "small.jsonl":  # not another method
+    rows, small = rows_of("accuracy_8b"), dict[tuple[str, str], float]()
+    for row in rows_of("accuracy_small"):
+        if row["baseline"] is None:
+            small[row["case"]["method"], row["metric"]] = row["median"]
+    methods, found = {row["case"]["method"] for row in rows}, dict[str, dict[str, Mapping[str, Any]]]()
+    for row in rows:
+        if row["baseline"] is None or row["baseline"]["name"] not in methods:  # another model's file
             found.setdefault(row["case"]["method"], {})[row["metric"]] = row
     lines = [
-        "| method | accuracy | against the small checkpoint, points | tokens per step | per forward |",
+        "| method | accuracy: small, grown | difference, points | tokens per step: small, grown | per forward |",
         f"|{'---|' * 5}",
     ]
     for name, of in found.items():
-        cells = [f"`{name}`", f"{of['accuracy']['median']:.1%}", _points(of["accuracy_difference"])]
-        cells += [f"{of[f'tokens_per_{per}']['median']:.2f}" for per in ("step", "forward")]
+        cells = [f"`{name}`", f"{small[name, 'accuracy']:.1%}, {of['accuracy']['median']:.1%}"]
+        cells.append(_points(of["accuracy_difference"]))
+        for metric in ("tokens_per_step", "tokens_per_forward"):
+            cells.append(f"{small[name, metric]:.2f}, {of[metric]['median']:.2f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -394,4 +411,4 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,7 +24,7 @@ from fdllm_jax.settings import PRESETS
 from fdllm_jax.tasks import extract_answer
 
 Rows = list[dict[str, Any]]
-Judgements = dict[tuple[str, str], dict[str, bool]]  # of each prompt, by task and method
+Samples = dict[tuple[str, str], dict[str, dict[str, Any]]]  # of each prompt, by task and method
 
 # What a comparison at block_length 16 needs, in the words of `fdllm_jax.compare`.
 METHODS = (
@@ -70,11 +70,12 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     file = report.file_of("small_model", options, p)
     if options.samples is not None:
         report.check_file("--samples", options.samples)
-        if options.samples == file:
-            raise ValueError(f"--samples {file}: --output has that name too: give another")
+        for option, its in (("--output", file), ("--against", options.against)):
+            if its is not None and its.absolute() == options.samples.absolute():
+                raise ValueError(f"--samples {options.samples}: {option} has that name too: give another")
     if min(options.problems, options.functions) < 0 or not options.problems + options.functions:
         raise ValueError("--problems, --functions: expected numbers of at least 0, and not both of them 0")
-    other = {} if options.against is None else judgements(options.against)
+    other = {} if options.against is None else samples_of(options.against)
     command_line.use_compilation_cache()
     command_line.check_device()
     llm = LLM(options.model, slots=options.slots, dtype=options.dtype, kernels=options.kernels)
@@ -85,6 +86,7 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     with report.kept(file, rows):
         for found, samples in evaluated(llm, options, other):
             rows += found
+            samples = [sample | {"run": settings_of_run} for sample in samples]
             if options.samples is not None:
                 with report.part(options.samples).open("a", encoding="utf-8") as lines:
                     lines.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
@@ -99,7 +101,7 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             report.finish(one)
 
 
-def evaluated(llm: LLM, options: argparse.Namespace, other: Judgements) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
+def evaluated(llm: LLM, options: argparse.Namespace, other: Samples) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
     """Of each task and method, the rows and the samples. Raises ValueError where the other model's are not of these."""
     counts = {"word_problems": options.problems, "functions": options.functions}
     made = {task: [MODULES[task].make(i, split="test") for i in range(count)] for task, count in counts.items()}
@@ -112,6 +114,13 @@ def evaluated(llm: LLM, options: argparse.Namespace, other: Judgements) -> Itera
                 f"--against {options.against}: {missing} of {counts[task]} {task} have no sample of {variant.label} "
                 "there: make it with the same items and methods"
             )
+        for key, value in json.loads(json.dumps(variant.settings.used())).items():
+            for sample in its.values():
+                if sample["settings"].get(key) != value:
+                    raise ValueError(
+                        f"--against {options.against}: {variant.label} had {key}={sample['settings'].get(key)} there, "
+                        f"and has {value} here: make it with the same settings"
+                    )
     for task, items in made.items():
         count, judged = len(items), dict[str, list[bool]]()
         prompts = [item.question for item in items]
@@ -136,31 +145,40 @@ def evaluated(llm: LLM, options: argparse.Namespace, other: Judgements) -> Itera
             rows += [paired(case, judged[one], right, one) for one in BASELINES if one in judged and one != method]
             judged[method] = right
             if options.against is not None:
-                its = other[task, method]
-                rows.append(paired(case, [its[prompt] for prompt in prompts], right, str(options.against)))
+                its = [other[task, method][prompt] for prompt in prompts]
+                rows.append(paired(case, [sample["right"] for sample in its], right, str(options.against)))
+                rows[-1]["baseline"] |= its[0]["run"]
             yield (
                 rows,
                 [
-                    {"task": task, "method": method, "prompt": prompt, "text": result.text, "right": ok}
+                    {
+                        "task": task,
+                        "method": method,
+                        "settings": settings.used(),
+                        "prompt": prompt,
+                        "text": result.text,
+                        "right": ok,
+                    }
                     for prompt, result, ok in zip(prompts, results, right, strict=True)
                 ],
             )
 
 
-def judgements(samples: Path) -> Judgements:
-    """Whether each prompt's text was right, by task and method, in a run's `--samples`.
-
-    Raises ValueError for a file of other lines.
-    """
-    found: Judgements = {}
+def samples_of(samples: Path) -> Samples:
+    """A run's `--samples`, by task and method, then by prompt. Raises ValueError for a file of other lines."""
+    found: Samples = {}
     for number, line in enumerate(command_line.read_text("--against", str(samples)).splitlines(), 1):
         try:
             sample = json.loads(line)
-            if not isinstance(right := sample["right"], bool):
-                raise TypeError(right)
-            found.setdefault((sample["task"], sample["method"]), {})[sample["prompt"]] = right
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"--against {samples}: line {number} is none that --samples writes") from error
+            if not (isinstance(sample["right"], bool) and isinstance(sample["settings"], dict)):
+                raise TypeError(sample)
+            sample["run"].keys()
+            found.setdefault((sample["task"], sample["method"]), {})[sample["prompt"]] = sample
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"--against {samples}: line {number} is {line[:40]!r}...: expected a line as --samples writes them, "
+                "with task, method, settings, run, prompt and right: make the file anew with --samples"
+            ) from error
     return found
 
 

@@ -1,6 +1,10 @@
 """The committed results are whole, and the documents' tables are made from them."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from itertools import product
 from pathlib import Path
 
@@ -28,6 +32,27 @@ def test_tables_are_those_of_the_results(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     assert "<!-- table:" in text
     assert filled(text) == text
+
+
+def test_results_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "README.md"
+    document.write_text("<!-- table: methods -->\n<!-- end -->\n", encoding="utf-8")
+    monkeypatch.setattr(tables, "DOCUMENTS", [document])
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.main([]) == 2 and "small_model.json: No such file" in capsys.readouterr().err
+    (tmp_path / "small_model.json").write_text('{"rows": [', encoding="utf-8")
+    assert tables.main([]) == 2 and "small_model.json: expected a benchmark's results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["decoding", "small_model.evaluate"])
+def test_ctrl_c_ends_a_command_that_imports(command: str) -> None:
+    with subprocess.Popen([sys.executable, "-m", f"benchmarks.{command}"], stderr=subprocess.PIPE) as process:
+        time.sleep(0.6)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGINT, 130) and b"Traceback" not in err
 
 
 def test_a_table_of_methods(monkeypatch: pytest.MonkeyPatch) -> None:

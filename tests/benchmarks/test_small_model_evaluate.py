@@ -23,12 +23,18 @@ def test_a_small_run_is_paired_with_another(tmp_path: Path, capsys: pytest.Captu
     accuracy, difference = (found["word_problems", name] for name in ("accuracy", "accuracy_difference"))
     assert accuracy["repeats"] == difference["repeats"] == 2 and difference["baseline"]["name"] == str(samples)
     assert abs(difference["median"]) == 0.5 and found["functions", "accuracy_difference"]["median"] == 0
+    assert difference["baseline"]["slots"] == 4 and difference["baseline"]["dtype"] == "float32"
+    shorter = [line | {"settings": line["settings"] | {"gen_length": 16}} for line in lines]
 
     for content, message in (
         ("\n".join(map(json.dumps, lines[1:])), "1 of 2 word_problems have no sample of threshold there"),
-        ("{}\n", "line 1 is"),
+        ("\n".join(map(json.dumps, shorter)), "had gen_length=16 there, and has 48 here"),
+        ("{}\n", "line 1 is '{}'"),
     ):
         samples.write_text(content, encoding="utf-8")
         assert evaluate.main([*given, "--problems", "2", "--against", str(samples)]) == 2
         assert message in capsys.readouterr().err
     assert evaluate.main([*given, "--against", str(tmp_path / "none")]) == 2
+    before = samples.read_text(encoding="utf-8")
+    assert evaluate.main([*given, "--against", str(samples), "--samples", str(samples)]) == 2
+    assert "--against has that name too" in capsys.readouterr().err and samples.read_text(encoding="utf-8") == before

@@ -23,3 +23,5 @@ def test_a_run_with_an_empty_and_a_filled_cache(tmp_path: Path, capsys: pytest.C
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert startup.main(["--model", "/not/there"]) == 2
     assert capsys.readouterr().err.startswith("benchmarks.startup: no such directory: '/not/there'")
+    assert startup.main(["--once", "--output", "x.json"]) == 2
+    assert "leave one out" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from fdllm_jax import LLM, Interrupted, Result, Settings, batching, exchange
 from fdllm_jax.batching import Looks
 from fdllm_jax.decoding.state import MOST_STEPS
+from fdllm_jax.engine import SHIPPED
 from fdllm_jax.job import Snapshot
+from tests.reference.checkpoint import random_checkpoint
 
 SHORT = Settings(method="threshold", gen_length=8)
 QUESTION = "Lena has 4 boxes with 6 pens in each. She gives away 5 pens. How many pens are left?"
@@ -21,11 +24,10 @@ def llm(kernels: str) -> LLM:
     return LLM(slots=4, capacity=128, dtype="float32", kernels=kernels)
 
 
-def test_a_thousand_prompts_through_four_slots(kernels: str) -> None:
-    llm, settings = (
-        LLM(slots=4, capacity=16, dtype="float32", kernels=kernels),
-        Settings(method="threshold", gen_length=2),
-    )
+def test_a_thousand_prompts_through_four_slots(tmp_path: Path, kernels: str) -> None:
+    random_checkpoint(tmp_path, seed=1, tokenizer_from=SHIPPED, vocab_size=4096)
+    llm = LLM(tmp_path, slots=4, capacity=16, dtype="float32", kernels=kernels)
+    settings = Settings(method="threshold", gen_length=2)
     prompts = [[5 + i % 90] * (1 + i % 7) for i in range(1000)]
     results = llm.generate(prompts, settings)
     assert [result.index for result in results] == list(range(1000))
