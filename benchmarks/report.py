@@ -68,8 +68,8 @@ def finish(file: Path) -> None:
 
 
 def part(file: Path) -> Path:
-    """Where what goes to a file lies until all of it is there."""
-    return file.with_name(f"{file.stem}.part{file.suffix}")
+    """Where what this process writes to a file lies until all of it is there: of two runs at once the last one wins."""
+    return file.with_name(f"{file.stem}.{os.getpid()}.part{file.suffix}")
 
 
 def sampled(case: Mapping[str, Any], metric: str, unit: str, samples: Sequence[float], **more: Any) -> dict[str, Any]:

@@ -155,8 +155,8 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, llm: LLM, monkeypa
     table, arguments = TABLES["table5"]
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, table, *arguments)
-    assert [file.name for file in tmp_path.iterdir()] == ["paper_table5.part.json"]
-    rows = json.loads((tmp_path / "paper_table5.part.json").read_text(encoding="utf-8"))["rows"]
+    assert [file.name for file in tmp_path.iterdir()] == [report.part(tmp_path / "paper_table5.json").name]
+    rows = json.loads(report.part(tmp_path / "paper_table5.json").read_text(encoding="utf-8"))["rows"]
     assert {row["case"]["sweep"] for row in rows} == {"gen_length"}
 
 

@@ -1,6 +1,7 @@
 """The committed results are whole, and the documents' tables are made from them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def test_an_unfinished_run_replaces_nothing(tmp_path: Path) -> None:
     report.write(file, settings={}, rows=[row, row])
     report.write_part(file, settings={}, rows=[row])
     assert len(json.loads(file.read_text())["rows"]) == 2
+    assert report.part(file).name == f"x.{os.getpid()}.part.json"  # another process has its own
     report.finish(file)
     assert len(json.loads(file.read_text())["rows"]) == 1 and list(tmp_path.iterdir()) == [file]
 
@@ -131,7 +133,7 @@ def test_ctrl_c_says_where_the_figures_are(tmp_path: Path) -> None:
         of_none, of_file = reversed(command_line._at_interrupt)
         assert of_none() == of_file() == ""
         rows.append(1)
-        assert of_file() == f"what was measured lies in {tmp_path / 'x.part.json'}" and of_none() == ""
+        assert of_file() == f"what was measured lies in {report.part(tmp_path / 'x.json')}" and of_none() == ""
 
 
 def test_the_shipped_checkpoint_keeps_its_promises() -> None:
