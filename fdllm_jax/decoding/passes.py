@@ -50,13 +50,8 @@ class Tracking(NamedTuple):
 
 
 def packed_rows(config: ModelConfig) -> int:
-    """At most so many rows has a pass over whole sequences that may hold several: 512 at LLaDA-8B's size."""
+    """Rows of a pass over whole sequences that may hold several: 512 at LLaDA-8B's size."""
     return min(MOST_PACKED_ROWS, PACKED_WORK // _work_of_row(config) // 128 * 128)
-
-
-def widest_rows(config: ModelConfig, slots: int, capacity: int) -> int:
-    """Rows of a pass over whole sequences: of one slot, or of as many as `packed_rows` hold whole."""
-    return capacity * min(slots, max(1, packed_rows(config) // capacity))
 
 
 def narrower(config: ModelConfig, lengths: Sequence[int], capacity: int) -> int | None:
@@ -113,7 +108,7 @@ def whole(
 
     hidden = jnp.zeros((*wanted.shape, model.config.d_model), model.embedding[...].dtype)
     scores = None if marked is None else jnp.zeros((slots, capacity), jnp.float32)
-    cache, widest = state.cache, widest_rows(model.config, slots, capacity)
+    cache, widest = state.cache, min(slots * capacity, max(capacity, packed_rows(model.config)))
     sizes = [(widest, which)]
     if state.narrow is not None:
         short = which & (state.length <= state.narrow)

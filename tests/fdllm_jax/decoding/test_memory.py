@@ -14,7 +14,7 @@ from fdllm_jax.config import CONFIG_FILE, ModelConfig
 from fdllm_jax.decoding import passes
 from fdllm_jax.decoding.loop import run
 from fdllm_jax.decoding.methods import method_of
-from fdllm_jax.decoding.passes import narrower, packed_rows, widest_rows
+from fdllm_jax.decoding.passes import narrower, packed_rows
 from fdllm_jax.engine import SHIPPED
 from fdllm_jax.model import LLaDA
 from fdllm_jax.settings import METHODS, Settings
@@ -60,14 +60,6 @@ def test_the_cache_is_never_copied_and_only_windows_have_logits(
 
 def test_a_packed_pass_is_as_much_work_at_any_size_of_model() -> None:
     assert (packed_rows(SMALL), packed_rows(LARGE)) == (4096, 512)
-
-
-@pytest.mark.parametrize(
-    ("slots", "capacity", "rows"),
-    [(1, 64, 64), (4, 64, 256), (32, 64, 512), (32, 192, 384), (32, 320, 320), (32, 512, 512), (32, 1344, 1344)],
-)
-def test_a_pass_has_no_rows_that_no_sequence_may_fill(slots: int, capacity: int, rows: int) -> None:
-    assert widest_rows(LARGE, slots, capacity) == rows
 
 
 @pytest.mark.parametrize(
