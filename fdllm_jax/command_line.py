@@ -41,8 +41,6 @@ def folder(text: str) -> Path:
     """The type of an option that is a folder to write to."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"{text!r}: expected the name of a folder")
-    if Path(text).exists() and not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: expected a folder, and there is a file of that name")
     return Path(text)
 
 
