@@ -47,10 +47,14 @@ def test_results_that_cannot_be_read_are_named(
     assert tables.main([]) == 2 and "small_model.json: expected a benchmark's results" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("command", ["decoding", "small_model.evaluate"])
 def test_ctrl_c_ends_a_command_that_imports(command: str) -> None:
     with subprocess.Popen([sys.executable, "-m", f"benchmarks.{command}"], stderr=subprocess.PIPE) as process:
-        time.sleep(0.6)
+        maps = Path(f"/proc/{process.pid}/maps")
+        while "jaxlib" not in maps.read_text():  # among the first that it imports, however slow the machine
+            assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode in (-signal.SIGINT, 130) and b"Traceback" not in err
