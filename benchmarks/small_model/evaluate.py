@@ -1,6 +1,7 @@
 """Accuracy and tokens per step of a checkpoint on held-out problems: python -m benchmarks.small_model.evaluate
 
 Word problems count as right when the number after `####` is the gold one; functions when all their tests pass (pass@1).
+With both, the figures of all items together follow.
 """
 
 import argparse
@@ -8,16 +9,16 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from benchmarks import report
 from benchmarks.small_model import functions, word_problems
-from fdllm_jax import LLM, command_line
+from fdllm_jax import LLM, Result, command_line
 from fdllm_jax.comparison import variants
 from fdllm_jax.evaluation.sandbox import pass_all
 from fdllm_jax.settings import PRESETS
@@ -101,8 +102,47 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             report.finish(one)
 
 
+class Outcome(NamedTuple):
+    """What a method made of some items: which are right, and how many ended by EOS; tokens, steps and forwards."""
+
+    right: list[bool]
+    ended: int
+    tokens: int
+    steps: int
+    forwards: int
+
+    @classmethod
+    def of(cls, results: Sequence[Result], right: list[bool]) -> Self:
+        """The outcome of these results."""
+        numbers = ((r.stop_reason == "eos", len(r.token_ids), r.steps, r.forwards) for r in results)
+        return cls(right, *map(sum, zip(*numbers, strict=True)))
+
+    @classmethod
+    def together(cls, outcomes: Iterable[Self]) -> Self:
+        """Of all their items."""
+        right, *numbers = zip(*outcomes, strict=True)
+        return cls([ok for its in right for ok in its], *map(sum, numbers))
+
+
+def rows_of(case: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> Rows:
+    """A case's figures, from its method's outcome, which is the last, and its differences to baselines before it."""
+    method, of = case["method"], outcomes[case["method"]]
+    count, before = len(of.right), [one for one in BASELINES if one in outcomes and one != method]
+    return [
+        report.proportion(case, "accuracy", sum(of.right), count),
+        report.row(case, "tokens_per_step", "tokens", of.tokens / of.steps),
+        report.row(case, "tokens_per_forward", "tokens", of.tokens / of.forwards),
+        report.row(case, "tokens", "tokens", of.tokens / count),
+        report.proportion(case, "ended_by_eos", of.ended, count),
+        *(paired(case, outcomes[one].right, of.right, one) for one in before),
+    ]
+
+
 def evaluated(llm: LLM, options: argparse.Namespace, other: Samples) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
-    """Of each task and method, the rows and the samples. Raises ValueError where the other model's are not of these."""
+    """Of each task and method, the rows and the samples; then the rows of all items together.
+
+    Raises ValueError where the other model's are not of these.
+    """
     counts = {"word_problems": options.problems, "functions": options.functions}
     made = {task: [MODULES[task].make(i, split="test") for i in range(count)] for task, count in counts.items()}
     lengths = argparse.Namespace(gen_length=options.gen_length, block_length=options.block_length)
@@ -121,8 +161,9 @@ def evaluated(llm: LLM, options: argparse.Namespace, other: Samples) -> Iterator
                         f"--against {options.against}: {variant.label} had {key}={sample['settings'].get(key)} there, "
                         f"and has {value} here: make it with the same settings"
                     )
+    outcomes: dict[str, dict[str, Outcome]] = {}
     for task, items in made.items():
-        count, judged = len(items), dict[str, list[bool]]()
+        count = len(items)
         prompts = [item.question for item in items]
         with ThreadPoolExecutor() as pool:
             list(pool.map(partial(llm.compile, prompts), [variant.settings for variant in chosen if count]))
@@ -131,19 +172,9 @@ def evaluated(llm: LLM, options: argparse.Namespace, other: Samples) -> Iterator
             results = llm.generate(prompts, settings)
             right = score(task, items, [result.text for result in results])
             case = {"task": task, **settings.used(), "method": method}
-            tokens, steps, forwards = (
-                sum(numbers)
-                for numbers in zip(*((len(r.token_ids), r.steps, r.forwards) for r in results), strict=True)
-            )
-            rows = [
-                report.proportion(case, "accuracy", sum(right), count),
-                report.row(case, "tokens_per_step", "tokens", tokens / steps),
-                report.row(case, "tokens_per_forward", "tokens", tokens / forwards),
-                report.row(case, "tokens", "tokens", tokens / count),
-                report.proportion(case, "ended_by_eos", sum(r.stop_reason == "eos" for r in results), count),
-            ]
-            rows += [paired(case, judged[one], right, one) for one in BASELINES if one in judged and one != method]
-            judged[method] = right
+            its_outcomes = outcomes.setdefault(task, {})
+            its_outcomes[method] = Outcome.of(results, right)
+            rows = rows_of(case, its_outcomes)
             if options.against is not None:
                 its = [other[task, method][prompt] for prompt in prompts]
                 rows.append(paired(case, [sample["right"] for sample in its], right, str(options.against)))
@@ -162,6 +193,11 @@ def evaluated(llm: LLM, options: argparse.Namespace, other: Samples) -> Iterator
                     for prompt, result, ok in zip(prompts, results, right, strict=True)
                 ],
             )
+    if len(outcomes) > 1:
+        whole: dict[str, Outcome] = {}
+        for variant in chosen:
+            whole[variant.label] = Outcome.together(its[variant.label] for its in outcomes.values())
+            yield rows_of({"task": "together", **variant.settings.used(), "method": variant.label}, whole), []
 
 
 def samples_of(samples: Path) -> Samples:

@@ -102,7 +102,7 @@ class FlashDLLM:
         of_prefill = track.best(seen.scores, decoded_before, self.budgets.track_budget)
         tracked = jnp.where(first[:, None], of_prefill, state.memory.tracked)
         state = replace(state, end=end, memory=replace(state.memory, tracked=tracked))
-        return seen.scores, state, in_order(window, token, confidence, left, order)
+        return seen.scores, state, in_order(window, token, confidence, left, order, self.eos_ids)
 
     def _verify(
         self,

@@ -58,7 +58,8 @@ class OnePass:
     A candidate is a position of the decode window that the last pass predicted. Its row of the masked window is its
     mask view under isolation "paper", its plain view under "strict"; the draft view and the other one are the two more.
     Accepted candidates are committed, then plain predictions of at least `plain_threshold`; if there is neither, the
-    most confident plain prediction. The first pass is the prefill, which commits by threshold.
+    most confident plain prediction. Where that is the first candidate, it is committed in any case and verification
+    begins behind it. The first pass is the prefill, which commits by threshold.
     """
 
     block_length: int
@@ -110,7 +111,8 @@ class OnePass:
         token, confidence = found.token[:, width:], found.confidence[:, width:]
         predicted = (plain_at < capacity) & (later[:, None] | (jnp.arange(self.predicted)[None] < width))
 
-        accepted = accept(state, candidates, mask_views, state.memory.product, self.verification, self.eos_ids)
+        settled = self._settled(state, candidates, window, token[:, :width], confidence[:, :width])
+        accepted = accept(state, candidates, mask_views, state.memory.product, self.verification, self.eos_ids, settled)
         state = write(state, candidates, accepted)
         rule = self._rule(state, window, confidence[:, :width], first, jnp.any(accepted.rule != Rule.NONE, axis=1))
         state = commit.write(state, window, token[:, :width], confidence[:, :width], rule)
@@ -139,7 +141,7 @@ class OnePass:
         index = jnp.argmax(same, axis=-1)
         draft, confidence = (jnp.take_along_axis(x, index, axis=1) for x in (plain.token, plain.confidence))
         eligible = later[:, None] & (window < capacity) & jnp.any(same, axis=-1)
-        return in_order(window, draft, confidence, eligible, self.verification.order)
+        return in_order(window, draft, confidence, eligible, self.verification.order, self.eos_ids)
 
     def _passes(
         self,
@@ -213,6 +215,27 @@ class OnePass:
         assert prefill.scores is not None and seen.scores is not None
         hidden = jnp.where(first[:, None, None], of_prefill, seen.hidden)
         return passes.Seen(hidden, prefill.scores + seen.scores), state
+
+    def _settled(
+        self,
+        state: DecodeState,
+        candidates: Candidates,
+        window: Int[Array, "slots window"],
+        token: Int[Array, "slots window"],
+        confidence: Float[Array, "slots window"],
+    ) -> Float[Array, "slots"]:
+        """Confidence of the first candidate where it needs no verification, 0 elsewhere.
+
+        That is where its draft is the most confident plain prediction of the window now too, and no prediction passes
+        the plain threshold: then it would be committed anyway, and what is verified behind it has seen it.
+        """
+        is_open = state.live[:, None] & (window < state.end[:, None])
+        best = commit.most_confident(confidence, is_open) & (confidence < state.request.plain_threshold[:, None])
+        place, draft = candidates.place[:, :1], candidates.draft[:, :1]
+        is_best, its_token, its_confidence = (
+            jnp.take_along_axis(x, place, axis=1)[:, 0] for x in (best, token, confidence)
+        )
+        return jnp.where(is_best & (its_token == draft[:, 0]), its_confidence, 0.0)
 
     def _rule(
         self,

@@ -8,7 +8,6 @@ view ([MASK] stands there, the candidates before it are decoded, those behind it
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -59,9 +58,18 @@ def in_order(
     confidence: Float[Array, "slots window"],
     eligible: Bool[Array, "slots window"],
     order: Order,
+    eos_ids: tuple[int, ...],
 ) -> Candidates:
-    """The eligible positions of the window, the most confident first (ties: the lower position), or left to right."""
+    """The eligible positions of the window, the most confident first (ties: the lower position), or left to right.
+
+    Those to the right of a drafted EOS that comes before them in the order are left out: wherever all before them are
+    accepted, they are behind the end.
+    """
     key = confidence if order == "confidence" else jnp.zeros_like(confidence)
+    rank = commit.rank(jnp.where(eligible, key, -jnp.inf))
+    eos = (eligible & any_of(draft, eos_ids))[:, None]
+    behind = eos & (position[:, None] < position[:, :, None]) & (rank[:, None] < rank[:, :, None])
+    eligible &= ~jnp.any(behind, axis=2)
     place = inverse(commit.rank(jnp.where(eligible, key, -jnp.inf)))
     position, draft = (jnp.take_along_axis(x, place, axis=1) for x in (position, draft))
     return Candidates(place, position, draft, jnp.sum(eligible, axis=1, dtype=jnp.int32))
@@ -111,21 +119,21 @@ def accept(
     product: Float[Array, "slots"],
     how: Verification,
     eos_ids: tuple[int, ...],
+    settled: Float[Array, "slots"] | None = None,
 ) -> Accepted:
     """Accept in order until the rule fails first; there, perhaps, the mask view's own token is taken (the bonus).
 
-    mask_views: in the candidates' order; its given tokens are the drafts. A candidate that an accepted EOS has left
-    behind the end fails too: the views after it have seen its draft.
+    mask_views: in the candidates' order; its given tokens are the drafts. settled: where the first candidate's draft is
+    the most confident prediction, to be committed in any case, its confidence; 0 elsewhere.
     """
     request, real = state.request, candidates.real
     draft, position, probability = candidates.draft, candidates.position, mask_views.given_probability
     own, own_probability = mask_views.token, mask_views.confidence
     assert probability is not None
+    settled = jnp.zeros(len(real)) if settled is None else settled
+    is_settled = real & (jnp.arange(real.shape[1]) == 0)[None] & (settled > 0)[:, None]
     # What follows holds up to the first failure, before which every candidate is accepted.
-    behind_eos = jnp.where(real & any_of(draft, eos_ids), position + 1, state.tokens.shape[1])
-    end = jnp.minimum(state.end[:, None], _before(jax.lax.cummin(behind_eos, axis=1), state.tokens.shape[1]))
-    before_end = real & (position < end)
-    so_far = jnp.cumprod(jnp.where(real, probability, 1.0), axis=1)  # this candidate's included
+    so_far = jnp.cumprod(jnp.where(real & ~is_settled, probability, 1.0), axis=1)  # this candidate's included
     if how.acceptance == "agreement":
         passes = (own == draft) & (probability >= request.gamma[:, None])
     elif how.acceptance == "cumulative":
@@ -134,22 +142,23 @@ def accept(
         passes = jnp.zeros_like(real)
     least = 1 - request.max_deviation[:, None]
     passes &= product[:, None] * so_far >= least
-    failures = jnp.cumsum(real & ~(before_end & passes), axis=1, dtype=jnp.int32)
+    failures = jnp.cumsum(real & ~(passes | is_settled), axis=1, dtype=jnp.int32)
     accepted = real & (failures == 0)
     bonus = jnp.zeros_like(real)
     if how.bonus:
         sure = jnp.maximum(request.threshold, request.gamma)[:, None]
         before = product[:, None] * _before(so_far, 1.0)
-        first_failure = before_end & ~passes & (failures == 1)
+        first_failure = real & ~passes & (failures == 1)
         bonus = first_failure & (own != draft) & (own_probability >= sure) & (before * own_probability >= least)
-    committed = accepted | bonus
+    verified, committed = accepted & ~is_settled, accepted | bonus
     token, confidence = jnp.where(accepted, draft, own), jnp.where(accepted, probability, own_probability)
+    rule = jnp.where(verified, Rule.VERIFIED, jnp.where(bonus, Rule.BONUS, Rule.NONE))
     return Accepted(
-        jnp.where(accepted, Rule.VERIFIED, jnp.where(bonus, Rule.BONUS, Rule.NONE)),
+        jnp.where(is_settled, Rule.MOST_CONFIDENT, rule),
         token,
-        confidence,
+        jnp.where(is_settled, settled[:, None], confidence),
         commit.end_at_eos(state.end, position, token, committed, eos_ids),
-        product * jnp.prod(jnp.where(committed, confidence, 1.0), axis=1),
+        product * jnp.prod(jnp.where(verified | bonus, confidence, 1.0), axis=1),
     )
 
 

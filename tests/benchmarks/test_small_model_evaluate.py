@@ -23,6 +23,11 @@ def test_a_small_run_is_paired_with_another(tmp_path: Path, capsys: pytest.Captu
     accuracy, difference = (found["word_problems", name] for name in ("accuracy", "accuracy_difference"))
     assert accuracy["repeats"] == difference["repeats"] == 2 and difference["baseline"]["name"] == str(samples)
     assert abs(difference["median"]) == 0.5 and found["functions", "accuracy_difference"]["median"] == 0
+    both = found["together", "accuracy"]
+    assert both["repeats"] == 3
+    parts = [found[task, "accuracy"] for task in ("word_problems", "functions")]
+    assert both["median"] * 3 == pytest.approx(sum(of["median"] * of["repeats"] for of in parts))
+    assert min(of["median"] for of in parts) <= both["median"] <= max(of["median"] for of in parts)
     assert difference["baseline"]["slots"] == 4 and difference["baseline"]["dtype"] == "float32"
     shorter = [line | {"settings": line["settings"] | {"gen_length": 16}} for line in lines]
 

@@ -273,10 +273,14 @@ class _Decoder:
         self.plain = step.predictions
 
     def in_order(self, predictions: dict[int, Prediction]) -> dict[int, Prediction]:
-        """The same, in the order in which they are verified."""
-        if self.options.order == "position":
-            return {p: predictions[p] for p in sorted(predictions)}
-        return {p: predictions[p] for p in sorted(predictions, key=lambda p: (-predictions[p][1], p))}
+        """The same, in the order in which they are verified, without those that an EOS before them would leave out."""
+        by_confidence = self.options.order == "confidence"
+        chosen, end = {}, self.total
+        for p in sorted(predictions, key=lambda p: (-predictions[p][1] if by_confidence else 0.0, p)):
+            if p < end:
+                chosen[p] = predictions[p]
+                end = p + 1 if predictions[p][0] in self.eos_ids else end
+        return chosen
 
     def verify(self, step: Step) -> None:
         """Verify in a pass of its own, which writes nothing."""
@@ -309,10 +313,7 @@ class _Decoder:
         self.rate = 0.9 * self.rate + 0.1 * (len(step.accepted) / len(candidates))
 
     def accept(self, step: Step, mask_logits: dict[int, Tensor]) -> None:
-        """Commit candidates in order while they pass and stand before the end, then the bonus token.
-
-        Behind one that a new end has left out nothing is accepted: the views after it have seen its draft.
-        """
+        """Commit candidates in order while they pass, then the bonus token; a committed one is what it is."""
         options = self.options
         so_far = 1.0
         for position, (token, _) in step.candidates.items():
@@ -320,8 +321,8 @@ class _Decoder:
             draft = token, float(mask_logits[position].float().softmax(-1)[token])
             step.mask_views[position] = MaskView(prediction=own, draft=draft)
         for position, view in step.mask_views.items():
-            if position >= self.end:
-                return
+            if not self.state.is_open[position]:
+                continue
             token, probability = view.draft
             if options.acceptance == "agreement":
                 passes = view.prediction[0] == token and probability >= options.gamma
@@ -372,16 +373,29 @@ class _Decoder:
                 step.predictions[position] = self.predict(output.logits[plain_rows[position]], position)
         self.plain = step.predictions
 
-        self.accept(step, {p: output.logits[row] for p, row in mask_rows.items()})
         least = self.options.plain_threshold
+        passing_now = [p for p in step.window if least is not None and step.predictions[p][1] >= least]
+        best = self.most_confident(step, step.window)
+        goes_first = list(step.candidates)[:1] == [best] and step.candidates[best][0] == step.predictions[best][0]
+        if goes_first and not passing_now:
+            self.fall_back(step, best)  # the mask views behind it have seen just that
+        self.accept(step, {p: output.logits[row] for p, row in mask_rows.items()})
         left = [p for p in step.window if self.state.is_open[p] and p < self.end]
         for position in left:
-            if least is not None and step.predictions[position][1] >= least:
+            if position in passing_now:
                 self.commit(position, step.predictions[position], Rule.PLAIN)
                 step.plain.append(position)
-        if not step.accepted and step.bonus is None and not step.plain:
-            step.fallback = min(left, key=lambda p: (-step.predictions[p][1], p))
-            self.commit(step.fallback, step.predictions[step.fallback], Rule.MOST_CONFIDENT)
+        if not step.accepted and step.bonus is None and not step.plain and step.fallback is None:
+            self.fall_back(step, self.most_confident(step, left))
+
+    def most_confident(self, step: Step, positions: Sequence[int]) -> int:
+        """Of those positions the one with the most confident prediction; ties go to the lower one."""
+        return min(positions, key=lambda p: (-step.predictions[p][1], p))
+
+    def fall_back(self, step: Step, position: int) -> None:
+        """Commit a prediction that nothing speaks for but that it is the best."""
+        step.fallback = position
+        self.commit(position, step.predictions[position], Rule.MOST_CONFIDENT)
 
 
 def _by_score(scores: dict[int, float]) -> list[int]:

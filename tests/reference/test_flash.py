@@ -192,11 +192,17 @@ def exact_verify(model: ReferenceLLaDA, prompt: Sequence[int], method: str, *, b
             forwards += 1
         if method == "flash-dllm-onepass" and not one_pass:
             candidates = []
-        for p in sorted(candidates, key=lambda p: (-drafts[p][1], p)):
+        best = min(window, key=lambda p: (-plain[p][1], p))
+        candidates.sort(key=lambda p: (-drafts[p][1], p))
+        for p in candidates:
+            if p >= end:
+                continue
             own = predictions([p], ids)[p]
             ids[p] = drafts[p][0]
-            if p >= end:
-                break
+            if one_pass and p == best == candidates[0] and plain[p][0] == ids[p]:
+                state.commit(p, plain[p], step, Rule.MOST_CONFIDENT)
+                end = first_end()
+                continue
             agrees = own[0] == drafts[p][0]
             if agrees and own[1] >= 0.2:
                 state.commit(p, own, step, Rule.VERIFIED)
@@ -207,7 +213,6 @@ def exact_verify(model: ReferenceLLaDA, prompt: Sequence[int], method: str, *, b
                 end = first_end()
             break
         if step not in state.commit_step:
-            best = min(window, key=lambda p: (-plain[p][1], p))
             state.commit(best, plain[best], step, Rule.MOST_CONFIDENT)
         end, step = first_end(), step + 1
     return state.sample(eos_ids, steps=step, forwards=forwards)
@@ -469,13 +474,17 @@ def test_the_end_moves_with_the_draft() -> None:
 
 
 def test_the_end_moves_within_verify() -> None:
-    # Place 5 is drafted; EOS at 3 is accepted; 4, next in order, is behind the end. The mask view of 2 has seen its
-    # draft, so that nothing is accepted after it.
+    # Place 5 is drafted; of the others 3, an EOS, is the first, so that 4 is no candidate; then 2 is accepted.
     model, probabilities = [3, EOT, 5, 6], [0.5, 0.7, 0.65, 0.8]
     sample = run(fixed(model, probabilities), 4, gamma=0.45)
     assert sample.tokens == [3, EOT] and sample.ids == [1, 2, 3, EOT, MASK, 6]
-    assert sample.rule == [R.MOST_CONFIDENT, R.VERIFIED, R.NONE, R.MOST_CONFIDENT]
-    assert (sample.steps, sample.forwards, sample.record[0].end) == (2, 3, 4)
+    assert sample.rule == [R.VERIFIED, R.VERIFIED, R.NONE, R.MOST_CONFIDENT]
+    assert (sample.steps, sample.forwards, sample.record[0].end) == (1, 2, 4)
+    assert list(sample.record[0].candidates) == [3, 2]
+    # Left to right, 2 comes before the EOS; and where 4 comes before it, it is verified though it may be left out.
+    assert list(run(fixed(model, probabilities), 4, gamma=0.45, order="position").record[0].candidates) == [2, 3]
+    early = run(fixed(model, [0.5, 0.65, 0.7, 0.8]), 4, gamma=0.45)
+    assert list(early.record[0].candidates) == [4, 3, 2] and early.rule == [R.VERIFIED] * 3 + [R.MOST_CONFIDENT]
     assert run(fixed(model, probabilities), 4, gamma=0.45, bonus=True).rule == sample.rule
 
     def late_eos(ids: list[int], p: int) -> tuple[int, float]:
@@ -617,17 +626,28 @@ def test_one_pass_by_hand() -> None:
     assert first.decoded == [2] and not first.candidates and sorted(first.predictions) == [2, 3]
     # Window 3, 4. The mask view of 3 sees 2, and so does its plain view; 4 has no prediction yet.
     assert list(second.candidates) == [3] and second.candidates[3] == (4, pytest.approx(0.6))
-    assert second.accepted == [3] and sorted(second.predictions) == [3, 4, 5, 6]
+    # It is the best there is, so that it needs no verification.
+    assert (second.fallback, second.accepted) == (3, []) and sorted(second.predictions) == [3, 4, 5, 6]
     # Context, window rows that are no candidates, then plain, mask and draft view of 3.
     tracked = [(sample.ids[p], p) for p in second.tracked]
     assert model.passes[1] == [*tracked, (MASK, 4), (MASK, 5), (MASK, 6), (MASK, 3), (MASK, 3), (4, 3)]
     # Window 4, 5: both are candidates now, the more confident one first.
-    assert list(third.candidates) == [5, 4] and third.accepted == [5, 4]
+    assert list(third.candidates) == [5, 4] and (third.fallback, third.accepted) == (5, [4])
     assert list(sample.record[3].candidates) == [6] and sample.record[3].fallback == 6  # 0.65 < gamma
-    assert sample.rule == [R.MOST_CONFIDENT, R.VERIFIED, R.VERIFIED, R.VERIFIED, R.MOST_CONFIDENT]
+    assert sample.rule == [R.MOST_CONFIDENT, R.MOST_CONFIDENT, R.VERIFIED, R.MOST_CONFIDENT, R.MOST_CONFIDENT]
     assert sample.confidence == pytest.approx([0.8, 0.85, 0.7, 0.75, 0.65])
     assert (sample.steps, sample.forwards) == (4, 4)
 
+    # What is the best goes first whatever gamma; what is behind it is verified with it in place.
+    sure = one_pass(lambda ids, p: (5, 0.95) if (p, ids[5]) == (4, 6) else predict(ids, p), gamma=0.9)[0]
+    assert (sure.record[2].fallback, sure.record[2].accepted) == (5, [4])
+    # Where another prediction is better by now, the first candidate is verified like all others.
+    other = one_pass(lambda ids, p: (5, 0.8) if (p, ids[3]) == (4, 4) else predict(ids, p), gamma=0.76)[0]
+    assert list(other.record[2].candidates) == [5, 4]
+    assert (other.record[2].fallback, other.record[2].accepted) == (4, [])
+    # Nor does it go first where it is another token by now.
+    changed = one_pass(lambda ids, p: (2, 0.9) if (p, ids[3]) == (5, 4) else predict(ids, p), gamma=0.76)[0]
+    assert changed.record[2].candidates[5][0] == 6 and changed.record[2].fallback == 5 and changed.tokens[3] == 2
     assert list(one_pass(predict, order="position")[0].record[2].candidates) == [4, 5]
     nothing = one_pass(predict, acceptance="nothing")[0]
     assert nothing.rule == [R.MOST_CONFIDENT] * 5 and nothing.commit_step == [0, 1, 3, 2, 4]
