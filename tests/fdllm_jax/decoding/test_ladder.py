@@ -382,12 +382,9 @@ def replay(reference: ReferenceLLaDA, state: DecodeState, slot: int, settings: S
         return torch.softmax(reference.sequence(torch.tensor(ids)), dim=-1).numpy()[prompt:]
 
     for number in range(int(state.step[slot])):
-        placed = (step >= 0) & (step < number)
-        drafted_with = placed
-        if settings.method == "flash-dllm-onepass":
-            drafted_with = (step >= 0) & (step < number - 1)  # the last pass drafted
-        else:
-            placed = placed | ((step == number) & ~verified)
+        onepass = settings.method == "flash-dllm-onepass"
+        drafted_with = (step >= 0) & (step < number - int(onepass))  # there the last pass drafted
+        placed = (step >= 0) & ((step < number) | ((step == number) & ~verified))  # with what needed no verification
         confidence = probabilities(drafted_with).max(axis=-1)
         now = np.flatnonzero(verified & (step == number))
         in_order = now if settings.value("order") == "position" else now[np.argsort(-confidence[now], kind="stable")]

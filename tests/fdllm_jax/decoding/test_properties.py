@@ -184,11 +184,9 @@ def check_end(before: DecodeState, after: DecodeState, new: np.ndarray, settings
         return
     assert after.end == new_end(before.end, after, new)
     assert np.all(position[new] < before.end)
-    verified = new & rules(after, Rule.VERIFIED, Rule.BONUS)
-    first, second = (new & ~verified), verified
-    if settings.method == "flash-dllm-onepass":
-        first, second = second, first
-    assert np.all(position[second] < new_end(before.end, after, first))
+    verified, plain = new & rules(after, Rule.VERIFIED, Rule.BONUS), new & rules(after, Rule.PLAIN)
+    assert np.all(position[verified] < new_end(before.end, after, new & ~verified & ~plain))
+    assert np.all(position[plain] < new_end(before.end, after, new & ~plain))
     if settings.value("order") == "position":
         assert np.all(position[verified] < new_end(before.end, after, verified))
     still_open = after.masked & (position < after.end)
