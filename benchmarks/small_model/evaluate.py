@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p = command_line.Parser(PROGRAM, "Accuracy and tokens per step of a checkpoint on held-out problems.")
     p.add_argument("--problems", type=int, default=2000)
     p.add_argument("--functions", type=int, default=500)
+    p.add_argument("--first", type=int, default=0, help="number of the first item of each: others than the default's")
     p.add_argument("--methods", nargs="*", default=METHODS, metavar="METHOD", help="as of fdllm_jax.compare")
     p.add_argument("--presets", nargs="*", choices=tuple(PRESETS), default=OWN_PRESETS, metavar="PRESET")
     p.add_argument("--gen-length", type=command_line.count, default=160)
@@ -76,6 +77,8 @@ def _run(p: argparse.ArgumentParser, options: argparse.Namespace) -> None:
                 raise ValueError(f"--samples {options.samples}: {option} has that name too: give another")
     if min(options.problems, options.functions) < 0 or not options.problems + options.functions:
         raise ValueError("--problems, --functions: expected numbers of at least 0, and not both of them 0")
+    if options.first < 0:
+        raise ValueError(f"--first {options.first}: expected a number of at least 0")
     other = {} if options.against is None else samples_of(options.against)
     command_line.use_compilation_cache()
     command_line.check_device()
@@ -144,7 +147,8 @@ def evaluated(llm: LLM, options: argparse.Namespace, other: Samples) -> Iterator
     Raises ValueError where the other model's are not of these.
     """
     counts = {"word_problems": options.problems, "functions": options.functions}
-    made = {task: [MODULES[task].make(i, split="test") for i in range(count)] for task, count in counts.items()}
+    first = options.first
+    made = {task: [MODULES[task].make(first + i, split="test") for i in range(n)] for task, n in counts.items()}
     lengths = argparse.Namespace(gen_length=options.gen_length, block_length=options.block_length)
     chosen, _ = variants(options.methods, options.presets, lengths)
     for task, variant in product(made, chosen if options.against else ()):

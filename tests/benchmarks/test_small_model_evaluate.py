@@ -17,6 +17,8 @@ def test_a_small_run_is_paired_with_another(tmp_path: Path, capsys: pytest.Captu
     lines[0]["right"] = not lines[0]["right"]  # as if the other model had judged it otherwise
     samples.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
 
+    assert evaluate.main([*given, "--problems", "2", "--first", "1", "--against", str(samples)]) == 2
+    assert "1 of 1 functions have no sample" in capsys.readouterr().err  # and both of the problems have one
     evaluate.main([*given, "--problems", "2", "--against", str(samples), "--output", str(file)])
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     found = {(row["case"]["task"], row["metric"]): row for row in rows}
